@@ -1,0 +1,5 @@
+"""`python -m steerpipe` is `steerpipe`."""
+
+from steerpipe.cli import main
+
+main()

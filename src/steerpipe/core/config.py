@@ -1,0 +1,150 @@
+"""Settings of the engine: strict, frozen, and read in one place.
+
+A value comes from a flag, else from the environment (`STEERPIPE_DTYPE`), else from the `[engine]` table of a TOML file,
+else from the defaults below. An unknown name or a wrong value is a ConfigError wherever it comes from.
+`core.resolve` settles what is left open ("auto" or None).
+"""
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from steerpipe.core.errors import ConfigError
+from steerpipe.core.units import parse_bytes
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+Device = Literal["auto", "cpu", "cuda"]
+
+CELL_ROWS = 16  # rows of a prefill cell: chunks are whole cells, or a token's bits would depend on the chunking
+
+PREFIX = "STEERPIPE_"
+# Kubernetes sets these in every pod beside a service that is called steerpipe; they are not ours.
+_OF_KUBERNETES = re.compile(r"STEERPIPE_(SERVICE_(HOST|PORT)|PORT)(_.*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What a person may choose. Every value is checked on creation."""
+
+    dtype: Dtype = "auto"
+    device: Device = "auto"
+    threads: int | None = None  # CPU threads; None: one per usable core
+    max_context: int | None = None  # tokens per sequence; None: the model's own limit, or what the memory holds
+    prefill_chunk: int = 256  # tokens per prefill step
+    kv_memory: str | None = None  # "512MiB"; None: what the batch needs, within the memory that is free
+    max_batch: int = 8  # sequences decoded together
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not (value is None and field.default is None):
+                _RULES[field.name].check(field.name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """What a value must be, and how text (the environment has nothing else) becomes one."""
+
+    expected: str
+    holds: Callable[[Any], bool]
+    from_text: Callable[[str], object] = str
+
+    def check(self, label: str, value: object) -> None:
+        if not self.holds(value):
+            kind = type(value).__name__
+            raise ConfigError(f"{label} is {value!r} ({kind})", fix=f"{label} must be {self.expected}")
+
+
+def _one_of(*choices: str) -> _Rule:
+    return _Rule("one of " + ", ".join(choices), lambda value: isinstance(value, str) and value in choices)
+
+
+def _count(unit: int = 1) -> _Rule:
+    def holds(value: object) -> bool:  # True is an int to Python, but nobody means 1 by it
+        return isinstance(value, int) and not isinstance(value, bool) and value >= unit and value % unit == 0
+
+    expected = "an integer, 1 or more" if unit == 1 else f"a positive multiple of {unit}"
+    return _Rule(expected, holds, lambda text: int(text) if re.fullmatch(r"\d+", text) else text)
+
+
+def _is_amount(value: object) -> bool:
+    try:
+        return isinstance(value, str) and parse_bytes(value) > 0
+    except ConfigError:
+        return False
+
+
+_RULES: dict[str, _Rule] = {
+    "dtype": _one_of("auto", "float32", "bfloat16"),
+    "device": _one_of("auto", "cpu", "cuda"),
+    "threads": _count(),
+    "max_context": _count(),
+    "prefill_chunk": _count(CELL_ROWS),
+    "kv_memory": _Rule('an amount of bytes as text, such as "512MiB"', _is_amount),
+    "max_batch": _count(),
+}
+assert _RULES.keys() == {f.name for f in fields(EngineConfig)}, "every setting has one rule"
+
+
+def load_config(
+    flags: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> EngineConfig:
+    """The settings from all sources; a flag that is None was not given.
+
+    `environ` is the process's environment where it is None. The result has not been resolved.
+    """
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    _check_all(given, label=str)
+    from_file = {} if file is None else _read_file(file)
+    from_environment = _read_environment(os.environ if environ is None else environ)
+    return EngineConfig(**(from_file | from_environment | given))
+
+
+def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    texts = {
+        name.removeprefix(PREFIX).lower(): text
+        for name, text in environ.items()
+        if name.startswith(PREFIX) and not _OF_KUBERNETES.fullmatch(name)
+    }
+    values = {name: _RULES[name].from_text(text) if name in _RULES else text for name, text in texts.items()}
+    _check_all(values, label=lambda name: PREFIX + name.upper())
+    return values
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}", fix="give --config a file that exists") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not UTF-8 text: {error}", fix="save the file as UTF-8") from error
+    except tomllib.TOMLDecodeError as error:  # its message ends with the line and column
+        raise ConfigError(f"{file} is not valid TOML: {error}", fix="correct that line of the file") from error
+    for name in tables:
+        if name != "engine":
+            raise ConfigError(f"{file} has {name!r}, which means nothing here", fix="put every setting under [engine]")
+    engine = tables.get("engine", {})
+    if not isinstance(engine, dict):
+        raise ConfigError(f"{file}: engine is {engine!r}", fix="make engine a table: [engine]")
+    _check_all(engine, label=lambda name: f"{file}: {name}")
+    return engine
+
+
+def _check_all(values: Mapping[str, object], label: Callable[[str], str]) -> None:
+    """`label` says how a name is spelt where the values come from."""
+    for name, value in values.items():
+        if name not in _RULES:
+            raise _unknown(label(name), near=difflib.get_close_matches(name, _RULES, n=1), label=label)
+        _RULES[name].check(label(name), value)
+
+
+def _unknown(spelt: str, near: list[str], label: Callable[[str], str]) -> ConfigError:
+    guess = f"did you mean {label(near[0])}? " if near else ""
+    return ConfigError(f"{spelt} is not a setting", fix=f"{guess}the settings are {', '.join(_RULES)}")

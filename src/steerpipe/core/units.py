@@ -1,0 +1,32 @@
+"""Bytes, as people write them. Binary units are KiB, MiB, GiB; decimal ones kB, MB, GB."""
+
+import re
+
+from steerpipe.core.errors import ConfigError
+
+_FACTORS = {
+    "": 1, "b": 1,
+    "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
+    "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+}  # fmt: skip
+_PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+
+
+def parse_bytes(text: str) -> int:
+    """'512MiB', '4 GB' or '1024' → bytes. A bare K, M, G or T is binary, as in llama.cpp."""
+    match = _PATTERN.fullmatch(text)
+    factor = _FACTORS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise ConfigError(f"{text!r} is not an amount of bytes", fix="write a number with a unit, such as 512MiB or 4GB")
+    return round(float(match[1]) * factor)
+
+
+def format_bytes(count: int) -> str:
+    """Three significant digits with a binary unit: 1536 → '1.50 KiB'."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(amount) < 1024:
+            return f"{count} B" if unit == "B" else f"{amount:.3g} {unit}"
+        amount /= 1024
+    return f"{amount:.3g} TiB"

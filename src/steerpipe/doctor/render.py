@@ -1,0 +1,47 @@
+"""The report for a terminal."""
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from steerpipe.core.units import format_bytes
+from steerpipe.doctor.report import DoctorReport, Fact, Finding, Level, Section
+
+STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
+
+
+def render(report: DoctorReport) -> RenderableType:
+    """Something that a rich Console prints."""
+    counts = {level: 0 for level in Level}
+    for section in report.sections:
+        for finding in section.findings:
+            counts[finding.level] += 1
+    closing = Text(", ".join(f"{count} {level}" for level, count in counts.items() if count), STYLES[report.worst])
+    closing.append(f"  (took {report.took_seconds:.1f} s)", "dim")
+    return Group(*(part for section in report.sections for part in _section(section)), closing)
+
+
+def _section(section: Section) -> list[RenderableType]:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for style in ("dim", "", "dim"):
+        table.add_column(style=style, overflow="fold")
+    for fact in section.facts:
+        table.add_row(Text(f"  {fact.name}"), Text(_value(fact)), Text(fact.how))
+    return [Text(section.name, "bold"), table, *(_finding(finding) for finding in section.findings), Text("")]
+
+
+def _value(fact: Fact) -> str:
+    if fact.value is None:
+        return "none"
+    if fact.unit == "bytes" and isinstance(fact.value, int):
+        return format_bytes(fact.value)
+    return f"{fact.value} {fact.unit}".rstrip()
+
+
+def _finding(finding: Finding) -> Text:
+    text = Text("  ")
+    text.append(f"{finding.level:<8}", STYLES[finding.level])
+    text.append(finding.what)
+    if finding.fix:
+        text.append(f"\n          fix: {finding.fix}")
+    return text

@@ -1,0 +1,93 @@
+"""What is asked of the engine, and the state of an answer in the making."""
+
+import time
+from dataclasses import dataclass, field
+
+from steerpipe.core.events import Completion, FinishReason, Timings, TokenEvent, TokenLogprob
+from steerpipe.core.ids import SequenceId
+from steerpipe.core.sampling import SamplingSettings
+from steerpipe.engine.text import TextStream
+from steerpipe.model.kv_cache import KvSequence
+from steerpipe.model.sampling import Sampled, SamplingContext
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt and how to continue it.
+
+    `batched` chooses the decode class: alone in one-row steps, or together with others in 16-row cells. The two
+    differ in the last bits of a product, so a request keeps its class from the first token to the last.
+    """
+
+    prompt_ids: tuple[int, ...]
+    settings: SamplingSettings
+    batched: bool = False
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One request on its way. Owned by the scheduler; `kv` is freed when it ends."""
+
+    id: SequenceId
+    request: Request
+    seed: int
+    limit: int  # most answer tokens
+    stream: TextStream
+    kv: KvSequence
+    answer: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    top_logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
+    started: float = 0.0  # first prefill step
+    prefilled: float = 0.0  # first token sampled
+    ended: float = 0.0
+
+    @property
+    def waiting_prompt(self) -> tuple[int, ...]:
+        """Prompt tokens that have not been prefilled yet."""
+        return self.request.prompt_ids[self.kv.length :]
+
+    def sampling_context(self) -> SamplingContext:
+        position = len(self.request.prompt_ids) + len(self.answer)
+        return SamplingContext(self.request.settings, self.seed, position, self.request.prompt_ids, self.answer)
+
+    def take(self, sampled: Sampled, ends: frozenset[int]) -> TokenEvent:
+        """Adds a token; says what became printable and whether the answer is complete."""
+        now = time.perf_counter()
+        if not self.answer:
+            self.prefilled = now
+        self.answer.append(sampled.token_id)
+        text = self.stream.push(sampled.token_id)
+        reason = self._finish_reason(sampled.token_id, ends)
+        if reason is not None:
+            text += self.stream.finish()
+            self.ended = now
+        self.pieces.append(text)
+        if sampled.logprob is not None:
+            self.logprobs.append(sampled.logprob)
+            self.top_logprobs.append(sampled.top)
+        return TokenEvent(self.id, sampled.token_id, text, reason, sampled.logprob, sampled.top)
+
+    def completion(self, reason: FinishReason) -> Completion:
+        answered = max(self.ended, self.prefilled)
+        return Completion(
+            text="".join(self.pieces),
+            token_ids=tuple(self.answer),
+            finish_reason=reason,
+            timings=Timings(
+                prompt_n=len(self.request.prompt_ids),
+                prompt_ms=(self.prefilled - self.started) * 1e3 if self.answer else 0.0,
+                predicted_n=len(self.answer),
+                predicted_ms=(answered - self.prefilled) * 1e3,
+            ),
+            prompt_token_ids=self.request.prompt_ids,
+            logprobs=tuple(self.logprobs),
+            top_logprobs=tuple(self.top_logprobs),
+        )
+
+    def _finish_reason(self, token_id: int, ends: frozenset[int]) -> FinishReason | None:
+        settings = self.request.settings
+        ended = token_id in settings.stop_token_ids or (token_id in ends and not settings.ignore_eos)
+        if ended or self.stream.stop_string is not None:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.answer) >= self.limit else None

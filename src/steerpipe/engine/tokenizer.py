@@ -1,0 +1,123 @@
+"""Text ↔ token ids through the tokenizer of a checkpoint folder. transformers does the work and is imported late."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from steerpipe.core.errors import RequestError, TokenizerError
+from steerpipe.engine.text import TextStream
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # any one of them; fast, sentencepiece, BPE
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation; which roles exist, and in which order, is the chat template's business."""
+
+    role: str
+    content: str
+
+
+class TextCodec:
+    """Encodes, decodes and renders chats. Never reaches the network and never runs code from the folder."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self._tokenizer = tokenizer
+
+    @classmethod
+    def load(cls, folder: Path) -> "TextCodec":
+        """Reads the tokenizer of a checkpoint folder. Raises TokenizerError."""
+        if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+            raise TokenizerError(
+                f"no tokenizer in {folder}: looked for {', '.join(TOKENIZER_FILES)}",
+                fix="copy the tokenizer files of the released model into the folder",
+            )
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # tokenizers raises bare Exception; whatever it is, the files are not usable
+            raise TokenizerError(
+                f"the tokenizer in {folder} cannot be loaded: {error}",
+                fix="fetch the tokenizer files of the released model again",
+            ) from error
+        return cls(tokenizer)
+
+    def encode(self, text: str, add_special: bool) -> list[int]:
+        """`add_special`: with the tokens that the tokenizer puts around a text (BOS in most families, none in Qwen)."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"character {error.start} of the text is half a character (a lone surrogate)", fix="send valid Unicode"
+            ) from error
+        ids: list[int] = self._tokenizer(text, add_special_tokens=add_special, verbose=False)["input_ids"]
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens skipped, spaces as they are."""
+        text = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str), "decode of one sequence is one string"
+        return text
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._tokenizer.chat_template)
+
+    def apply_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """The ids of the conversation, up to where the assistant's answer begins. Raises RequestError.
+
+        The template writes BOS itself where the model wants one, so none is added.
+        """
+        if not self.has_chat_template:
+            raise RequestError("the model has no chat template", fix="complete the text as it is: --raw")
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        except Exception as error:  # a template is a program of the checkpoint: it may raise anything
+            raise RequestError(
+                f"the chat template refuses these messages: {error}",
+                fix="change the messages as it says, or complete the text as it is: --raw",
+            ) from error
+        assert isinstance(text, str), "a template renders one conversation to one string"
+        return self.encode(text, add_special=False)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The tokenizer's own end token, if any. A checkpoint's generation_config may name more."""
+        eos = self._tokenizer.eos_token_id
+        return (eos,) if isinstance(eos, int) else ()
+
+    def stream(
+        self, stop: Sequence[str] = (), *, stop_token_ids: Sequence[int] = (), after: Sequence[int] = ()
+    ) -> TextStream:
+        """The text of one answer, without end and stop tokens. `after`: the prompt, where the text continues it."""
+        return TextStream(self, stop, hidden=frozenset((*self.eos_token_ids, *stop_token_ids)), after=after)
+
+    def is_text(self, token_id: int) -> bool:
+        """False for special tokens and for ids that the tokenizer does not know (rows that pad the embedding)."""
+        return token_id in self._text_ids
+
+    def byte_of(self, token_id: int) -> int | None:
+        """The byte behind a byte-fallback token such as `<0xE4>`; None for every other token."""
+        return self._bytes.get(token_id)
+
+    @cached_property
+    def _text_ids(self) -> frozenset[int]:
+        special = {i for i, token in self._tokenizer.added_tokens_decoder.items() if token.special}
+        return frozenset(self._tokenizer.get_vocab().values()) - special - frozenset(self._tokenizer.all_special_ids)
+
+    @cached_property
+    def _bytes(self) -> dict[int, int]:
+        """Only where the decoder turns them into bytes: elsewhere `<0xE4>` is six characters."""
+        vocabulary = self._tokenizer.get_vocab()
+        lone = vocabulary.get("<0x80>")
+        if lone is None or self.decode([lone]) != "\ufffd":
+            return {}
+        named = ((vocabulary.get(f"<0x{byte:02X}>"), byte) for byte in range(256))
+        return {token_id: byte for token_id, byte in named if token_id is not None}

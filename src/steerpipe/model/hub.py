@@ -1,0 +1,84 @@
+"""From what a person calls a model to a folder: a path, or a name on the Hugging Face hub.
+
+Only configs, tokenizers and safetensors are ever fetched. The config comes first, so that an architecture nobody
+knows is refused before gigabytes arrive. Cache, token and endpoint are huggingface_hub's own (HF_HOME, HF_TOKEN,
+HF_ENDPOINT, HF_HUB_OFFLINE).
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from steerpipe.core.errors import CapacityError, HubError, SteerpipeError
+from steerpipe.model.checkpoint import read_json, read_spec
+from steerpipe.model.families import find_family
+
+T = TypeVar("T")
+WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "LICENSE*", "README.md")
+_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+(@[\w.\-/]+)?")
+
+
+def locate(model: str) -> Path:
+    """The folder of `model`: itself if it is one, otherwise fetched from the hub (`owner/name` or `owner/name@revision`)."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise HubError(f"{model} is a file", fix="give the folder that holds config.json and the weights")
+    if not _NAME.fullmatch(model):
+        raise HubError(
+            f"{model} is neither a folder nor a hub name", fix="give a folder that exists, or a name such as owner/model"
+        )
+    name, _, revision = model.partition("@")
+    return _fetch(name, revision or None)
+
+
+def _fetch(name: str, revision: str | None) -> Path:
+    from huggingface_hub import hf_hub_download, snapshot_download
+
+    config = Path(_asked(name, lambda: hf_hub_download(name, "config.json", revision=revision)))
+    raw = read_json(config)
+    family = find_family(str(raw.get("model_type", "unnamed")), name)
+    read_spec(family, raw, f"config.json of {name}")
+    return Path(_asked(name, lambda: snapshot_download(name, revision=revision, allow_patterns=list(WANTED))))
+
+
+def _asked(name: str, call: Callable[[], T]) -> T:
+    """Turns what can go wrong on the way to the hub into one sentence and a fix."""
+    from huggingface_hub import errors
+
+    try:
+        return call()
+    except SteerpipeError:
+        raise
+    except errors.GatedRepoError:
+        raise HubError(
+            f"{name} is gated", fix="accept its terms on the hub, then set HF_TOKEN to a token of that account"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise HubError(
+            f"there is no model {name} on the hub, or it is private",
+            fix="check the spelling (owner/name); for a private model set HF_TOKEN",
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise HubError(f"{name} has no such revision", fix="leave the @revision away, or name an existing one") from None
+    except errors.LocalEntryNotFoundError as problem:
+        offline = "offline mode" in str(problem) or "HF_HUB_OFFLINE" in str(problem)
+        why = "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
+        raise HubError(
+            f"{name} is not in the local cache and {why}",
+            fix="connect to the network, or give a folder that holds the checkpoint",
+        ) from None
+    except errors.EntryNotFoundError:
+        raise HubError(f"{name} has no config.json", fix="give a model in transformers' form, with safetensors") from None
+    except OSError as problem:
+        if problem.errno == 28:  # ENOSPC
+            raise CapacityError(f"no room for {name}: {problem}", fix="free disk space, or set HF_HOME elsewhere") from None
+        raise HubError(
+            f"{name} could not be fetched: {problem}", fix="check the network, then try again: what has arrived is kept"
+        ) from None
+    except Exception as problem:  # huggingface_hub and its HTTP client raise many kinds
+        raise HubError(
+            f"{name} could not be fetched: {problem}", fix="check the network, then try again: what has arrived is kept"
+        ) from None

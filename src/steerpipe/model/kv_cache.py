@@ -1,0 +1,148 @@
+"""Keys and values in reference-counted blocks: append, truncate, fork, free, and nothing else.
+
+A block holds 128 consecutive positions of every layer. Drafts, prefix reuse, `n` answers and speculation are all
+built from forks: a fork shares blocks and copies one only when it writes into it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from steerpipe.core.errors import CapacityError
+from steerpipe.model.spec import ModelSpec
+
+BLOCK = 128  # positions; a multiple of the 16-row cell, so a cell never straddles two blocks
+
+
+@dataclass(slots=True, eq=False)
+class _Block:
+    """One pool entry. `layers[i]` is [2, kv_heads, BLOCK, head_dim]: keys, then values."""
+
+    layers: list[Tensor]
+    holders: int = 1
+
+
+@dataclass(slots=True)
+class KvPool:
+    """All blocks of one model. Blocks are allocated when first needed and reused after that; one thread."""
+
+    spec: ModelSpec
+    dtype: torch.dtype
+    device: torch.device
+    capacity_blocks: int
+    _idle: list[_Block] = field(default_factory=list)
+    _live: int = 0
+
+    @property
+    def block_bytes(self) -> int:
+        values = sum(2 * layer.attention.kv_heads * BLOCK * layer.attention.head_dim for layer in self.spec.layers)
+        return values * self.dtype.itemsize
+
+    @property
+    def live_blocks(self) -> int:
+        return self._live
+
+    @property
+    def free_tokens(self) -> int:
+        return (self.capacity_blocks - self._live) * BLOCK
+
+    def sequence(self) -> "KvSequence":
+        return KvSequence(self)
+
+    def take(self) -> _Block:
+        """A block of finite values (zeros), held once."""
+        if self._live >= self.capacity_blocks:
+            raise CapacityError(
+                f"all {self.capacity_blocks} KV blocks ({self.capacity_blocks * BLOCK} tokens) are in use",
+                fix="wait for an answer to end, ask for a shorter one, or raise kv_memory",
+            )
+        self._live += 1
+        if self._idle:
+            block = self._idle.pop()
+            for layer in block.layers:
+                layer.zero_()  # a masked key's probability is 0, and 0 times a stale infinity is not
+            block.holders = 1
+            return block
+        return _Block([self._empty(layer.attention.kv_heads, layer.attention.head_dim) for layer in self.spec.layers])
+
+    def drop(self, block: _Block) -> None:
+        assert block.holders > 0, "a KV block was freed twice"
+        block.holders -= 1
+        if block.holders == 0:
+            self._live -= 1
+            self._idle.append(block)
+
+    def _empty(self, kv_heads: int, head_dim: int) -> Tensor:
+        return torch.zeros(2, kv_heads, BLOCK, head_dim, dtype=self.dtype, device=self.device)
+
+
+class KvSequence:
+    """The past of one sequence. `length` positions are valid; whoever made it frees it."""
+
+    def __init__(self, pool: KvPool) -> None:
+        self._pool = pool
+        self._blocks: list[_Block] = []
+        self.length = 0
+
+    def append(self, count: int) -> None:
+        """Makes room for `count` more positions, to be filled by `write`. Takes all the blocks or none."""
+        end = self.length + count
+        missing = -(-end // BLOCK) - len(self._blocks)
+        tail = self.length // BLOCK
+        shared = tail < len(self._blocks) and self._blocks[tail].holders > 1
+        taken: list[_Block] = []
+        try:
+            taken.extend(self._pool.take() for _ in range(missing + shared))
+        except CapacityError:
+            for block in taken:
+                self._pool.drop(block)
+            raise
+        if shared:
+            own = taken.pop()
+            for mine, theirs in zip(own.layers, self._blocks[tail].layers, strict=True):
+                mine.copy_(theirs)
+            self._pool.drop(self._blocks[tail])
+            self._blocks[tail] = own
+        self._blocks.extend(taken)
+        self.length = end
+
+    def write(self, layer: int, start: int, keys: Tensor, values: Tensor) -> None:
+        """keys, values: [n, kv_heads, head_dim] for positions start … start + n - 1, which lie in one block."""
+        block, offset = self._blocks[start // BLOCK], start % BLOCK
+        count = keys.shape[0]
+        assert offset + count <= BLOCK, "a write straddles two KV blocks"
+        assert block.holders == 1, "a write into a shared KV block"
+        block.layers[layer][0, :, offset : offset + count] = keys.transpose(0, 1)
+        block.layers[layer][1, :, offset : offset + count] = values.transpose(0, 1)
+
+    def read(self, layer: int, first: int, last: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """(first position, keys, values) of the blocks that hold positions first … last; [kv_heads, BLOCK, D] each."""
+        for index in range(first // BLOCK, last // BLOCK + 1):
+            pair = self._blocks[index].layers[layer]
+            yield index * BLOCK, pair[0], pair[1]
+
+    def truncate(self, length: int) -> None:
+        """Forgets everything from position `length` on."""
+        assert 0 <= length <= self.length, f"cannot truncate {self.length} positions to {length}"
+        keep = -(-length // BLOCK)
+        for block in self._blocks[keep:]:
+            self._pool.drop(block)
+        del self._blocks[keep:]
+        self.length = length
+
+    def fork(self, length: int | None = None) -> "KvSequence":
+        """A second sequence with the same first `length` positions, sharing their blocks."""
+        length = self.length if length is None else length
+        assert 0 <= length <= self.length, f"cannot fork {length} of {self.length} positions"
+        other = KvSequence(self._pool)
+        other._blocks = self._blocks[: -(-length // BLOCK)]
+        for block in other._blocks:
+            block.holders += 1
+        other.length = length
+        return other
+
+    def free(self) -> None:
+        """Gives every block back. The sequence is empty afterwards and may be used again."""
+        self.truncate(0)

@@ -1,0 +1,81 @@
+"""The MoE layer: route, ask for experts by lease, compute what has arrived, add in expert order.
+
+R rows (padded), V valid rows, k experts per row, E experts, H hidden.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from steerpipe.core.protocols import ExpertSource, ExpertWeights
+from steerpipe.model.cells import by_cell, gather_cells
+from steerpipe.model.layers import MlpWeights, gated_activation, gated_mlp
+from steerpipe.model.spec import MoeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class MoeWeights:
+    router: Tensor  # [E, H], fp32: routing is decided in fp32 whatever the model's dtype
+    shared: MlpWeights | None
+    shared_switch: Tensor | None  # [1, H]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Which experts each valid row uses; rank order is the router's."""
+
+    experts: Tensor  # [V, k] int64
+    gates: Tensor  # [V, k] fp32
+
+
+def route_rows(x: Tensor, router: Tensor, spec: MoeSpec, valid: Tensor, cell: int) -> Route:
+    """x: [R, H] → the router's choice for the rows in `valid` [V]."""
+    probabilities = by_cell(lambda rows: F.linear(rows.float(), router).softmax(-1), x, cell=cell)  # [R, E]
+    gates, experts = probabilities.index_select(0, valid).topk(spec.top_k, dim=-1)
+    if spec.renormalise:
+        gates = gates / gates.sum(-1, keepdim=True)
+    return Route(experts, gates)
+
+
+def run_experts(x: Tensor, route: Route, valid: Tensor, source: ExpertSource, layer: int, cell: int) -> Tensor:
+    """Sum of gate · expert(row) over the routed experts, for each valid row: [V, H], fp32."""
+    flat = route.experts.flatten()  # [V · k]
+    order = flat.argsort(stable=True)
+    wanted, counts = torch.unique_consecutive(flat[order], return_counts=True)
+    places = dict(zip(wanted.tolist(), order.split(counts.tolist()), strict=True))  # expert → its (row, rank) pairs
+    top_k = route.experts.shape[1]
+    part = x.new_empty(flat.shape[0], x.shape[1])  # one output per pair, whatever the order of arrival
+    with source.lease(layer, list(places)) as lease:
+        for wave in lease.waves():
+            for expert in wave.experts:
+                pairs = places[expert]
+                rows = gather_cells(x, valid[pairs // top_k], cell)
+                part[pairs] = by_cell(lambda r, w=wave.table[expert]: expert_ffn(r, w), rows, cell=cell)[: len(pairs)]
+    return combine(part.view(*route.experts.shape, -1), route)
+
+
+def expert_ffn(x: Tensor, weights: ExpertWeights) -> Tensor:
+    """One cell through one expert: [R, H] → [R, H]."""
+    hidden = gated_activation(F.linear(x, weights.gate_up, weights.gate_up_bias))
+    return F.linear(hidden, weights.down, weights.down_bias)
+
+
+def combine(part: Tensor, route: Route) -> Tensor:
+    """part: [V, k, H] → [V, H]; contributions are added in ascending expert order, in fp32."""
+    ascending = route.experts.argsort(dim=1)  # [V, k]
+    gates = route.gates.gather(1, ascending)
+    total = torch.zeros(part.shape[0], part.shape[2], dtype=torch.float32, device=part.device)
+    rows = torch.arange(part.shape[0], device=part.device)
+    for rank in range(part.shape[1]):
+        total += gates[:, rank, None] * part[rows, ascending[:, rank]].float()
+    return total
+
+
+def run_shared(x: Tensor, weights: MoeWeights, cell: int) -> Tensor:
+    """The shared expert behind its sigmoid switch: [R, H]."""
+    shared, switch = weights.shared, weights.shared_switch
+    assert shared is not None and switch is not None, "this family has no shared expert"
+    return by_cell(lambda rows: torch.sigmoid(F.linear(rows, switch)) * gated_mlp(rows, shared), x, cell=cell)
+

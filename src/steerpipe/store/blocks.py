@@ -1,0 +1,83 @@
+"""Experts into blocks and back. Legend: H hidden, I expert width."""
+
+import torch
+from torch import Tensor
+
+from steerpipe.core.errors import PackError
+from steerpipe.core.protocols import ExpertWeights
+from steerpipe.store.formats import ExpertFormat
+from steerpipe.store.layout import BlockLayout, Part
+from steerpipe.store.quant import dequantise_int4, dequantise_int8, quantise_int4, quantise_int8
+
+TORCH_DTYPES = {
+    "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8, "int4": torch.uint8,
+}  # fmt: skip
+
+
+def encode(layout: BlockLayout, gate: Tensor, up: Tensor, down: Tensor, name: str) -> Tensor:
+    """gate [I, H], up [I, H], down [H, I] → one block, uint8 [block_bytes], padded with zeros.
+
+    Raises PackError naming `name` if a weight cannot be held by the format. A format equal to the stored dtype copies bits.
+    """
+    block = torch.zeros(layout.block_bytes, dtype=torch.uint8)
+    _encode_matrix(layout, block, "gate_up", torch.cat((gate, up)), f"gate and up of {name}")  # [2I, H]
+    _encode_matrix(layout, block, "down", down, f"down of {name}")  # [H, I]
+    return block
+
+
+def decode(layout: BlockLayout, block: Tensor, dtype: torch.dtype, out: ExpertWeights | None = None) -> ExpertWeights:
+    """One expert, compute-ready in `dtype`. `block` is uint8 [block_bytes], contiguous, on any device.
+
+    With `out` the weights are written there (its dtype counts) and `out` is returned. Without, the result owns its memory,
+    unless the block holds `dtype` already: then it is a view of the block.
+    """
+    assert block.numel() == layout.block_bytes, f"a block of {block.numel()} bytes instead of {layout.block_bytes}"
+    gate_up = _decode_matrix(layout, block, "gate_up", dtype, out.gate_up if out else None)  # [2I, H]
+    down = _decode_matrix(layout, block, "down", dtype, out.down if out else None)  # [H, I]
+    return out or ExpertWeights(gate_up, down)
+
+
+def split(weights: ExpertWeights) -> tuple[Tensor, Tensor, Tensor]:
+    """gate [I, H], up [I, H], down [H, I]: views."""
+    width = weights.down.shape[1]
+    return weights.gate_up[:width], weights.gate_up[width:], weights.down
+
+
+def _encode_matrix(layout: BlockLayout, block: Tensor, part: str, weight: Tensor, name: str) -> None:
+    place = layout.part(part)
+    assert weight.shape == (place.rows, place.columns), f"{name} is {list(weight.shape)}, not {place.rows} x {place.columns}"
+    if layout.format is ExpertFormat.INT8:
+        codes, scales = quantise_int8(weight, name)
+    elif layout.format is ExpertFormat.INT4:
+        codes, scales = quantise_int4(weight, place.columns // layout.part(f"{part}.scale").columns, name)
+    else:
+        _view(block, place).copy_(convert(weight, TORCH_DTYPES[place.dtype], name))
+        return
+    _view(block, place).copy_(codes)
+    _view(block, layout.part(f"{part}.scale")).copy_(scales)
+
+
+def _decode_matrix(layout: BlockLayout, block: Tensor, part: str, dtype: torch.dtype, out: Tensor | None) -> Tensor:
+    codes = _view(block, layout.part(part))
+    if not layout.format.quantised:
+        return codes.to(dtype) if out is None else out.copy_(codes)
+    dequantise = dequantise_int8 if layout.format is ExpertFormat.INT8 else dequantise_int4
+    return dequantise(codes, _view(block, layout.part(f"{part}.scale")), dtype, out)
+
+
+def convert(weight: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """Rounds to `dtype`; refuses a finite weight that would become infinite."""
+    converted = weight.to(dtype)
+    if converted.dtype != weight.dtype and bool((torch.isinf(converted) & torch.isfinite(weight)).any()):
+        raise PackError(
+            f"{name} has a weight of {float(weight.abs().max()):.3g}, which {dtype} cannot hold",
+            fix="pack with the native format, or with bfloat16",
+        )
+    return converted
+
+
+def _view(block: Tensor, part: Part) -> Tensor:
+    """The part as a matrix that shares the block's memory; int4 has half as many columns, two codes to a byte."""
+    columns = part.columns // 2 if part.dtype == "int4" else part.columns
+    bytes_of_part = block[part.offset : part.offset + part.size_bytes]
+    return bytes_of_part.view(TORCH_DTYPES[part.dtype]).view(part.rows, columns)

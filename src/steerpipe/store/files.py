@@ -1,0 +1,108 @@
+"""Writing to disk so that nothing half-written passes for good: room first, full writes, fsync, rename."""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steerpipe.core.errors import CapacityError, PackError
+from steerpipe.core.units import format_bytes
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def checksum(block: Tensor) -> str:
+    """CRC-32 of a contiguous tensor's bytes on the CPU, 8 hex digits: 4 GB/s, so that checking keeps up with a disk."""
+    return f"{zlib.crc32(byte_view(block)):08x}"
+
+
+def byte_view(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, shared."""
+    return memoryview(tensor.view(-1).view(torch.uint8).numpy()) if tensor.numel() else memoryview(b"")
+
+
+def digest(content: bytes) -> str:
+    """BLAKE2b of 16 bytes: an identity, for small things."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def canonical_json(value: Any) -> bytes:
+    """One spelling for equal values."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def existing_parent(path: Path) -> Path:
+    """The nearest folder above `path` that exists."""
+    parent = path.absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    return parent
+
+
+def check_room(path: Path, needed_bytes: int) -> None:
+    """Raises CapacityError unless the disk under `path` has room for so many bytes more."""
+    free_bytes = shutil.disk_usage(existing_parent(path)).free
+    if needed_bytes > free_bytes:
+        raise CapacityError(
+            f"{path} needs {needed_bytes:,} bytes ({format_bytes(needed_bytes)}), "
+            f"but its disk has {free_bytes:,} free ({format_bytes(free_bytes)})",
+            fix=f"free {format_bytes(needed_bytes - free_bytes)} there, choose another disk, or a smaller format (int8, int4)",
+        )
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turns what the operating system says while writing `path` into an error of ours."""
+    try:
+        yield
+    except OSError as problem:
+        reason = problem.strerror or str(problem)
+        if problem.errno in _NO_ROOM:
+            raise CapacityError(
+                f"writing {path} stopped: {reason}",
+                fix="make room on that disk and run the same command again: it continues where it stopped",
+            ) from problem
+        raise PackError(f"{path} cannot be written: {reason}", fix="check the path and its permissions") from problem
+
+
+def write_all(descriptor: int, content: memoryview | bytes, offset: int) -> int:
+    """Writes all of `content` at `offset` and returns where it ends; short writes are continued."""
+    view = memoryview(content)
+    done = 0
+    while done < len(view):
+        done += os.pwrite(descriptor, view[done:], offset + done)
+    return offset + done
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """The whole file, on the disk when this returns. Not atomic: for files of a folder that is renamed later."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        write_all(descriptor, content, 0)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def publish(partial: Path, final: Path) -> None:
+    """Renames a finished folder to its name. After this it is there as a whole, also after a power cut."""
+    sync_folder(partial)
+    os.rename(partial, final)
+    sync_folder(final.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
