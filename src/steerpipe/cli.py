@@ -84,6 +84,23 @@ def generate(
 
 
 @app.command()
+def demo(as_json: Json = False, debug: Debug = False) -> None:
+    """Show what the engine computes: tiny models of every family against transformers."""
+
+    def run() -> None:
+        from rich.console import Console
+
+        from steerpipe.demo import run_demo
+
+        _quiet_transformers()
+        checks = run_demo(Console(quiet=as_json))
+        if as_json:
+            print(json.dumps([asdict(check) for check in checks]))
+
+    _guarded(run, debug)
+
+
+@app.command()
 def doctor(as_json: Json = False, debug: Debug = False) -> None:
     """Measure this machine: CPU traps, memory, pinning, GPU, disk; say what is wrong and what to do."""
 
@@ -162,6 +179,14 @@ def _show_timings(completion: "Completion") -> None:
         f"[dim]{timings.prompt_n} prompt tokens in {timings.prompt_ms:.0f} ms · {timings.predicted_n} tokens "
         f"in {timings.predicted_ms:.0f} ms ({rate:.1f} per second) · ended by {completion.finish_reason.value}[/dim]"
     )
+
+
+def _quiet_transformers() -> None:
+    """Its notices and bars are about files that we have checked ourselves."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
 
 
 def _guarded(run: Callable[[], None], debug: bool) -> None:

@@ -1,7 +1,7 @@
 """Frozen values that stages exchange. A recorded list of these is a replayable test."""
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from steerpipe.core.ids import SequenceId
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     """Why a sequence ended. `STOP`: end token, stop token or stop string; `LENGTH`: token or context limit."""
 
     STOP = "stop"

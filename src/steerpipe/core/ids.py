@@ -6,7 +6,7 @@ SequenceId = NewType("SequenceId", int)
 
 
 class ExpertId(NamedTuple):
-    """One expert of one layer; orders by layer, then index."""
+    """One expert of one layer; orders by layer, then expert."""
 
     layer: int
-    index: int
+    expert: int

@@ -23,7 +23,7 @@ class Cores:
 
     @property
     def usable(self) -> int:
-        """Threads that can really run at once. A quota of 1.5 is one: a second thread would be stopped half of the time."""
+        """Threads that can really run at once. A quota of 1.5 is one: a second would stand still half the time."""
         return self.allowed if self.quota is None else max(1, min(self.allowed, int(self.quota)))
 
 

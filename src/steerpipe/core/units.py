@@ -18,7 +18,7 @@ def parse_bytes(text: str) -> int:
     match = _PATTERN.fullmatch(text)
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
-        raise ConfigError(f"{text!r} is not an amount of bytes", fix="write a number with a unit, such as 512MiB or 4GB")
+        raise ConfigError(f"{text!r} is not an amount of bytes", fix="write a number and a unit, such as 512MiB or 4GB")
     return round(float(match[1]) * factor)
 
 

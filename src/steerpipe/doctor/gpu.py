@@ -10,6 +10,7 @@ from steerpipe.doctor.report import Fact, Finding, Level, Section
 
 COPY_BYTES = 128 << 20
 COPIES = 5
+SLOW_LINK_GB_PER_SECOND = 10.0
 
 
 def examine_gpu(devices: Path = Path("/dev")) -> Section:
@@ -31,7 +32,7 @@ def judge_absence(built_for: str | None, has_device_file: bool) -> Finding:
     return Finding(
         Level.WARNING,
         f"there is an NVIDIA device, but torch (built for CUDA {built_for}) cannot use it",
-        fix=f"update the NVIDIA driver to one that supports CUDA {built_for}, and see that CUDA_VISIBLE_DEVICES is not empty",
+        fix=f"take an NVIDIA driver that supports CUDA {built_for}, and see that CUDA_VISIBLE_DEVICES is not empty",
     )
 
 
@@ -40,6 +41,7 @@ def _examine_cuda() -> Section:
     free, total = torch.cuda.mem_get_info(0)
     pageable = torch.ones(COPY_BYTES, dtype=torch.uint8)
     pinned = torch.ones(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
+    pinned_rate = copy_rate(pinned)
     how = f"median of {COPIES} copies of {format_bytes(COPY_BYTES)} to the device, after one unmeasured"
     facts = (
         Fact("device", properties.name),
@@ -49,16 +51,27 @@ def _examine_cuda() -> Section:
         Fact("free memory", free, "bytes"),
         Fact("CUDA of torch", torch.version.cuda),
         Fact("driver", _driver()),
-        Fact("pinned copy", copy_rate(pinned), "GB/s", how),
+        Fact("pinned copy", pinned_rate, "GB/s", how),
         Fact("pageable copy", copy_rate(pageable), "GB/s", how),
     )
-    return Section("gpu", facts, (Finding(Level.OK, f"{properties.name} is used; pinned memory can be had"),))
+    used = Finding(Level.OK, f"{properties.name} is used, and memory can be pinned for it")
+    return Section("gpu", facts, (used, judge_link(pinned_rate)))
+
+
+def judge_link(gb_per_second: float) -> Finding:
+    if gb_per_second >= SLOW_LINK_GB_PER_SECOND:
+        return Finding(Level.OK, f"the link moves {gb_per_second} GB/s from pinned memory")
+    return Finding(
+        Level.NOTE,
+        f"the link moves only {gb_per_second} GB/s from pinned memory; a full PCIe 3.0 x16 slot gives about 12",
+        fix="see that the card sits in an x16 slot at full speed (nvidia-smi -q, 'Link Width')",
+    )
 
 
 def copy_rate(source: torch.Tensor) -> float:
     """GB/s from host memory to the device, timed by events on the device."""
     target = torch.empty_like(source, device="cuda")
-    seconds = []
+    seconds: list[float] = []
     for _ in range(1 + COPIES):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()

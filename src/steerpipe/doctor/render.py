@@ -12,7 +12,7 @@ STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level.
 
 def render(report: DoctorReport) -> RenderableType:
     """Something that a rich Console prints."""
-    counts = {level: 0 for level in Level}
+    counts = dict.fromkeys(Level, 0)
     for section in report.sections:
         for finding in section.findings:
             counts[finding.level] += 1

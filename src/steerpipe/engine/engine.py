@@ -157,7 +157,9 @@ class Engine:
             raise RequestError("the prompt is empty", fix="give at least one token of text")
         strange = next((i for i in prompt if not 0 <= i < vocab), None)
         if strange is not None:
-            raise RequestError(f"token id {strange} is not in the vocabulary of {vocab}", fix="tokenise with this model")
+            raise RequestError(
+                f"token id {strange} is not in the vocabulary of {vocab}", fix="tokenise with this model"
+            )
         room = self._max_context - len(prompt)
         if room < 1:
             raise RequestError(

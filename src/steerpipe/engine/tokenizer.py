@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # any one of them; fast, sentencepiece, BPE
+_FETCH_AGAIN = "fetch the tokenizer files of the released model again; tokenizer.json is enough by itself"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,13 @@ class TextCodec:
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         except Exception as error:  # tokenizers raises bare Exception; whatever it is, the files are not usable
+            raise TokenizerError(f"the tokenizer in {folder} cannot be loaded: {error}", fix=_FETCH_AGAIN) from error
+        codec = cls(tokenizer)
+        if not codec._text_ids:  # transformers takes an empty vocabulary, and turns every text into nothing
             raise TokenizerError(
-                f"the tokenizer in {folder} cannot be loaded: {error}",
-                fix="fetch the tokenizer files of the released model again",
-            ) from error
-        return cls(tokenizer)
+                f"the tokenizer in {folder} cannot be used: it has no tokens for text", fix=_FETCH_AGAIN
+            )
+        return codec
 
     def encode(self, text: str, add_special: bool) -> list[int]:
         """`add_special`: with the tokens that the tokenizer puts around a text (BOS in most families, none in Qwen)."""

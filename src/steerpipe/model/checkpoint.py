@@ -72,7 +72,8 @@ def read_json(file: Path) -> dict[str, Any]:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(
-            f"{file.parent} has no {file.name}", fix="give the folder of a Hugging Face checkpoint, with its config.json"
+            f"{file.parent} has no {file.name}",
+            fix="give the folder of a Hugging Face checkpoint, with its config.json",
         ) from None
     except (UnicodeDecodeError, json.JSONDecodeError) as problem:
         raise DamagedFileError(f"{file} is not JSON: {problem}", fix="download or copy the file again") from None
@@ -117,7 +118,8 @@ def _shards(folder: Path) -> list[Path]:
             fix="convert them with transformers: save_pretrained writes safetensors",
         )
     raise CheckpointError(
-        f"{folder} has neither model.safetensors nor model.safetensors.index.json", fix="give a complete checkpoint folder"
+        f"{folder} has neither model.safetensors nor model.safetensors.index.json",
+        fix="give a complete checkpoint folder",
     )
 
 

@@ -17,7 +17,7 @@ from steerpipe.model.attention import AttentionUnit, attend, store_keys
 from steerpipe.model.cells import CELL, by_cell, padded
 from steerpipe.model.kv_cache import KvSequence
 from steerpipe.model.layers import MlpWeights, gated_mlp, rms_norm
-from steerpipe.model.moe import MoeWeights, Route, route_rows, run_experts, run_shared
+from steerpipe.model.moe import Route, route_rows, run_experts, run_shared
 from steerpipe.model.rope import RopeTable, rotate
 from steerpipe.model.spec import AttentionSpec, ModelSpec, QkNorm
 from steerpipe.model.weights import LayerWeights, ModelWeights
@@ -61,7 +61,12 @@ def prefill_rows(sequence: SequenceId, kv: KvSequence, tokens: Sequence[int], de
 
 
 def decode_rows(
-    sequences: Sequence[SequenceId], kvs: Sequence[KvSequence], tokens: Sequence[int], device: torch.device, *, cell: int
+    sequences: Sequence[SequenceId],
+    kvs: Sequence[KvSequence],
+    tokens: Sequence[int],
+    device: torch.device,
+    *,
+    cell: int,
 ) -> StepRows:
     """One token of each sequence. `cell` 1 is the one-row class and takes one sequence. Appends to every kv."""
     assert cell == CELL or len(sequences) == 1, "the one-row class decodes one sequence"
@@ -125,7 +130,7 @@ class Decoder:
             return F.linear(mixed, weights.out, weights.out_bias)
 
         heads = by_cell(project, x, turn, cell=rows.cell)
-        queries, keys, values = heads.split([spec.heads, spec.kv_heads, spec.kv_heads], dim=1)
+        queries, keys, values = torch.split(heads, [spec.heads, spec.kv_heads, spec.kv_heads], dim=1)
         mixed = x.new_zeros(x.shape[0], spec.heads * spec.head_dim)
         for unit in rows.units:
             store_keys(index, unit, keys, values)
@@ -136,7 +141,7 @@ class Decoder:
     def _heads(self, qkv: Tensor, spec: AttentionSpec, layer: LayerWeights, turn: Tensor) -> Tensor:
         """[R, (heads + 2 kv_heads) D] → normalised, clipped and rotated [R, heads + 2 kv_heads, D]."""
         query_width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-        queries, keys, values = qkv.split([query_width, kv_width, kv_width], dim=-1)
+        queries, keys, values = torch.split(qkv, [query_width, kv_width, kv_width], dim=-1)
         query_norm, key_norm = layer.attention.query_norm, layer.attention.key_norm
         eps = self.spec.norm_eps
         if spec.qk_norm is QkNorm.ALL_HEADS:
@@ -144,7 +149,7 @@ class Decoder:
             queries, keys = rms_norm(queries, query_norm, eps), rms_norm(keys, key_norm, eps)
         if spec.clip_qkv is not None:
             queries, keys, values = (t.clamp(-spec.clip_qkv, spec.clip_qkv) for t in (queries, keys, values))
-        queries, keys, values = (t.unflatten(-1, (-1, spec.head_dim)) for t in (queries, keys, values))
+        queries, keys, values = (t.reshape(len(t), -1, spec.head_dim) for t in (queries, keys, values))
         if spec.qk_norm is QkNorm.HEAD:
             assert query_norm is not None and key_norm is not None
             queries, keys = rms_norm(queries, query_norm, eps), rms_norm(keys, key_norm, eps)
@@ -162,7 +167,7 @@ class Decoder:
             sink.observe(_record(index, rows, route))
         total = torch.zeros_like(x, dtype=torch.float32)
         total[rows.valid] = run_experts(normed, route, rows.valid, source, index, rows.cell)
-        if isinstance(weights, MoeWeights) and weights.shared is not None:
+        if weights.shared is not None:
             total = total + run_shared(normed, weights, rows.cell).float()
         return total.to(x.dtype)
 

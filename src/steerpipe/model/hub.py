@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+(@[\w.\-/]+)?")
 
 
 def locate(model: str) -> Path:
-    """The folder of `model`: itself if it is one, otherwise fetched from the hub (`owner/name` or `owner/name@revision`)."""
+    """The folder of `model`: itself if it is one, else fetched from the hub (`owner/name`, `owner/name@revision`)."""
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
@@ -28,7 +28,8 @@ def locate(model: str) -> Path:
         raise HubError(f"{model} is a file", fix="give the folder that holds config.json and the weights")
     if not _NAME.fullmatch(model):
         raise HubError(
-            f"{model} is neither a folder nor a hub name", fix="give a folder that exists, or a name such as owner/model"
+            f"{model} is neither a folder nor a hub name",
+            fix="give a folder that exists, or a name such as owner/model",
         )
     name, _, revision = model.partition("@")
     return _fetch(name, revision or None)
@@ -62,7 +63,9 @@ def _asked(name: str, call: Callable[[], T]) -> T:
             fix="check the spelling (owner/name); for a private model set HF_TOKEN",
         ) from None
     except errors.RevisionNotFoundError:
-        raise HubError(f"{name} has no such revision", fix="leave the @revision away, or name an existing one") from None
+        raise HubError(
+            f"{name} has no such revision", fix="leave the @revision away, or name an existing one"
+        ) from None
     except errors.LocalEntryNotFoundError as problem:
         offline = "offline mode" in str(problem) or "HF_HUB_OFFLINE" in str(problem)
         why = "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
@@ -71,14 +74,18 @@ def _asked(name: str, call: Callable[[], T]) -> T:
             fix="connect to the network, or give a folder that holds the checkpoint",
         ) from None
     except errors.EntryNotFoundError:
-        raise HubError(f"{name} has no config.json", fix="give a model in transformers' form, with safetensors") from None
+        raise HubError(
+            f"{name} has no config.json", fix="give a model in transformers' form, with safetensors"
+        ) from None
     except OSError as problem:
         if problem.errno == 28:  # ENOSPC
-            raise CapacityError(f"no room for {name}: {problem}", fix="free disk space, or set HF_HOME elsewhere") from None
+            raise CapacityError(
+                f"no room for {name}: {problem}", fix="free disk space, or set HF_HOME elsewhere"
+            ) from None
         raise HubError(
             f"{name} could not be fetched: {problem}", fix="check the network, then try again: what has arrived is kept"
         ) from None
-    except Exception as problem:  # huggingface_hub and its HTTP client raise many kinds
+    except Exception as problem:  # noqa: BLE001  huggingface_hub and its HTTP client raise many kinds
         raise HubError(
             f"{name} could not be fetched: {problem}", fix="check the network, then try again: what has arrived is kept"
         ) from None

@@ -1,4 +1,4 @@
-"""Reading a checkpoint's config.json strictly: every key is required, understood, fixed or inert; anything else stops the load."""
+"""Reading a config.json strictly: a key is required, understood, fixed or inert; any other stops the load."""
 
 import difflib
 from collections.abc import Callable, Collection, Mapping

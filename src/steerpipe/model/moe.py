@@ -44,13 +44,13 @@ def run_experts(x: Tensor, route: Route, valid: Tensor, source: ExpertSource, la
     flat = route.experts.flatten()  # [V · k]
     order = flat.argsort(stable=True)
     wanted, counts = torch.unique_consecutive(flat[order], return_counts=True)
-    places = dict(zip(wanted.tolist(), order.split(counts.tolist()), strict=True))  # expert → its (row, rank) pairs
+    pairs_of = dict(zip(wanted.tolist(), torch.split(order, counts.tolist()), strict=True))  # expert → (row, rank)s
     top_k = route.experts.shape[1]
     part = x.new_empty(flat.shape[0], x.shape[1])  # one output per pair, whatever the order of arrival
-    with source.lease(layer, list(places)) as lease:
+    with source.lease(layer, list(pairs_of)) as lease:
         for wave in lease.waves():
             for expert in wave.experts:
-                pairs = places[expert]
+                pairs = pairs_of[expert]
                 rows = gather_cells(x, valid[pairs // top_k], cell)
                 part[pairs] = by_cell(lambda r, w=wave.table[expert]: expert_ffn(r, w), rows, cell=cell)[: len(pairs)]
     return combine(part.view(*route.experts.shape, -1), route)
@@ -78,4 +78,3 @@ def run_shared(x: Tensor, weights: MoeWeights, cell: int) -> Tensor:
     shared, switch = weights.shared, weights.shared_switch
     assert shared is not None and switch is not None, "this family has no shared expert"
     return by_cell(lambda rows: torch.sigmoid(F.linear(rows, switch)) * gated_mlp(rows, shared), x, cell=cell)
-

@@ -8,7 +8,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -63,7 +63,7 @@ def read_tensor(entry: TensorEntry) -> Tensor:
     """One positioned read. The tensor owns its memory."""
     storage = torch.empty(entry.size_bytes, dtype=torch.uint8)
     if entry.size_bytes:
-        view = memoryview(storage.numpy()).cast("B")
+        view = memoryview(cast("Any", storage.numpy())).cast("B")
         descriptor = os.open(entry.file, os.O_RDONLY)
         try:
             done = 0
@@ -73,7 +73,9 @@ def read_tensor(entry: TensorEntry) -> Tensor:
                     raise _damaged(entry.file, "it became shorter while it was read")
                 done += got
         except OSError as problem:
-            raise TransferError(f"reading {entry.file} failed: {problem}", fix="check the disk, then try again") from None
+            raise TransferError(
+                f"reading {entry.file} failed: {problem}", fix="check the disk, then try again"
+            ) from None
         finally:
             os.close(descriptor)
     return storage.view(entry.dtype).reshape(entry.shape)

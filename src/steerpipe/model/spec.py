@@ -5,11 +5,11 @@ specs only, so a new architecture is a declaration, not a second decoder.
 """
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 
-class RopeKind(str, Enum):
-    """How rotary frequencies are stretched. `dynamic` equals `default` within the trained context, which is our limit."""
+class RopeKind(StrEnum):
+    """How rotary frequencies are stretched. `dynamic` is `default` within the trained context, which is our limit."""
 
     DEFAULT = "default"
     LINEAR = "linear"
@@ -19,7 +19,7 @@ class RopeKind(str, Enum):
     LONGROPE = "longrope"
 
 
-class QkNorm(str, Enum):
+class QkNorm(StrEnum):
     """Where queries and keys are normalised: not at all, per head, or over all heads at once."""
 
     NONE = "none"

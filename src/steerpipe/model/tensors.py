@@ -87,7 +87,9 @@ def _layer_tensors(spec: ModelSpec, names: TensorNames, layer: LayerSpec) -> Ite
         yield names.router, "weight", (layer.mlp.experts, hidden)
         if layer.mlp.shared_width:
             yield names.shared_switch, "weight", (1, hidden)
-            yield from _mlp_tensors(names.shared_gate, names.shared_up, names.shared_down, layer.mlp.shared_width, hidden)
+            yield from _mlp_tensors(
+                names.shared_gate, names.shared_up, names.shared_down, layer.mlp.shared_width, hidden
+            )
     else:
         yield from _mlp_tensors(names.mlp_gate, names.mlp_up, names.mlp_down, layer.mlp.width, hidden)
 

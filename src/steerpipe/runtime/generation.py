@@ -50,5 +50,7 @@ def _settings(given: Mapping[str, Any], file: Path) -> SamplingSettings:
 def _token_ids(value: Any, file: Path) -> frozenset[int]:
     listed = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(i, int) and i >= 0 for i in listed):
-        raise UnsupportedConfigError(f"{file} says eos_token_id = {value!r}", fix="a token id or a list of them is needed")
+        raise UnsupportedConfigError(
+            f"{file} says eos_token_id = {value!r}", fix="a token id or a list of them is needed"
+        )
     return frozenset(listed)

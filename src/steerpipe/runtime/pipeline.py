@@ -1,14 +1,14 @@
 """Where the stages are joined: a model folder becomes an engine that answers.
 
-    from steerpipe import Pipeline
+from steerpipe import Pipeline
 
-    with Pipeline("path/to/model") as pipe:
-        print(pipe.generate("Once upon a time").text)
+with Pipeline("path/to/model") as pipe:
+    print(pipe.generate("Once upon a time").text)
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -118,7 +118,7 @@ class Pipeline:
     def close(self) -> None:
         self._engine.check_integrity()
 
-    def __enter__(self) -> "Pipeline":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -10,14 +10,15 @@ from steerpipe.store.layout import BlockLayout, Part
 from steerpipe.store.quant import dequantise_int4, dequantise_int8, quantise_int4, quantise_int8
 
 TORCH_DTYPES = {
-    "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8, "int4": torch.uint8,
+    "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
+    "int8": torch.int8, "int4": torch.uint8,
 }  # fmt: skip
 
 
 def encode(layout: BlockLayout, gate: Tensor, up: Tensor, down: Tensor, name: str) -> Tensor:
     """gate [I, H], up [I, H], down [H, I] → one block, uint8 [block_bytes], padded with zeros.
 
-    Raises PackError naming `name` if a weight cannot be held by the format. A format equal to the stored dtype copies bits.
+    Raises PackError naming `name` if the format cannot hold a weight. A format equal to the stored dtype copies bits.
     """
     block = torch.zeros(layout.block_bytes, dtype=torch.uint8)
     _encode_matrix(layout, block, "gate_up", torch.cat((gate, up)), f"gate and up of {name}")  # [2I, H]
@@ -28,8 +29,8 @@ def encode(layout: BlockLayout, gate: Tensor, up: Tensor, down: Tensor, name: st
 def decode(layout: BlockLayout, block: Tensor, dtype: torch.dtype, out: ExpertWeights | None = None) -> ExpertWeights:
     """One expert, compute-ready in `dtype`. `block` is uint8 [block_bytes], contiguous, on any device.
 
-    With `out` the weights are written there (its dtype counts) and `out` is returned. Without, the result owns its memory,
-    unless the block holds `dtype` already: then it is a view of the block.
+    With `out` the weights are written there (its dtype counts) and `out` is returned. Without, the result owns its
+    memory, unless the block holds `dtype` already: then it is a view of the block.
     """
     assert block.numel() == layout.block_bytes, f"a block of {block.numel()} bytes instead of {layout.block_bytes}"
     gate_up = _decode_matrix(layout, block, "gate_up", dtype, out.gate_up if out else None)  # [2I, H]
@@ -45,7 +46,9 @@ def split(weights: ExpertWeights) -> tuple[Tensor, Tensor, Tensor]:
 
 def _encode_matrix(layout: BlockLayout, block: Tensor, part: str, weight: Tensor, name: str) -> None:
     place = layout.part(part)
-    assert weight.shape == (place.rows, place.columns), f"{name} is {list(weight.shape)}, not {place.rows} x {place.columns}"
+    assert weight.shape == (place.rows, place.columns), (
+        f"{name} is {list(weight.shape)}, not {place.rows} x {place.columns}"
+    )
     if layout.format is ExpertFormat.INT8:
         codes, scales = quantise_int8(weight, name)
     elif layout.format is ExpertFormat.INT4:

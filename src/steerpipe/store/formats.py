@@ -1,11 +1,11 @@
-"""How weights are written in a pack. Each quantised format has its arithmetic in `quant`; the others are plain copies."""
+"""How weights are written in a pack. The arithmetic of the quantised formats is in `quant`; the others are copies."""
 
-from enum import Enum
+from enum import StrEnum
 
 from steerpipe.core.errors import ConfigError
 
 
-class ExpertFormat(str, Enum):
+class ExpertFormat(StrEnum):
     """What an expert's matrices are stored as."""
 
     FLOAT32 = "float32"
@@ -19,7 +19,7 @@ class ExpertFormat(str, Enum):
         return self in (ExpertFormat.INT8, ExpertFormat.INT4)
 
 
-class DenseFormat(str, Enum):
+class DenseFormat(StrEnum):
     """What everything but the experts is stored as."""
 
     NATIVE = "native"  # each tensor as it was
@@ -36,7 +36,7 @@ def parse_expert_format(text: str) -> ExpertFormat | None:
     try:
         return ExpertFormat(_SHORT.get(text, text))
     except ValueError:
-        known = ", ".join(["native", "fp32", "bf16", "fp16", "int8", "int4"])
+        known = "native, fp32, bf16, fp16, int8, int4"
         raise ConfigError(f"{text!r} is not a format for experts", fix=f"choose one of {known}") from None
 
 

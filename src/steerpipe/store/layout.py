@@ -56,10 +56,10 @@ def plan_block(form: ExpertFormat, hidden: int, width: int, group: int | None = 
         if group is not None:
             raise PackError(f"a group of {group} was asked for with {form.value}", fix="groups belong to int4 alone")
         groups = (hidden, width) if form is ExpertFormat.INT8 else (0, 0)
-        return _place(form, hidden, width, *groups)
+        return place_block(form, hidden, width, *groups)
     if group is not None:
-        return _place(form, hidden, width, _checked(group, hidden), _checked(group, width))
-    return _refine(_place(form, hidden, width, default_group(hidden), default_group(width)))
+        return place_block(form, hidden, width, _checked(group, hidden), _checked(group, width))
+    return _refine(place_block(form, hidden, width, default_group(hidden), default_group(width)))
 
 
 def default_group(columns: int) -> int:
@@ -86,7 +86,7 @@ def _refine(layout: BlockLayout) -> BlockLayout:
     for pair in halved:
         legal = min(pair) >= SMALLEST_GROUP and layout.hidden % pair[0] == 0 and layout.width % pair[1] == 0
         if legal:
-            finer = _place(layout.format, layout.hidden, layout.width, *pair)
+            finer = place_block(layout.format, layout.hidden, layout.width, *pair)
             if finer.block_bytes == layout.block_bytes:
                 return _refine(finer)
     return layout
@@ -97,12 +97,13 @@ def _checked(group: int, columns: int) -> int:
         legal = [n for n in range(2, columns + 1, 2) if columns % n == 0]
         raise PackError(
             f"groups of {group} do not divide a width of {columns}",
-            fix=f"leave the group out, or choose an even divisor of both widths; here {', '.join(map(str, legal[:12]))}",
+            fix=f"leave the group out, or choose an even divisor of both widths: {', '.join(map(str, legal[:12]))}",
         )
     return group
 
 
-def _place(form: ExpertFormat, hidden: int, width: int, gate_up_group: int, down_group: int) -> BlockLayout:
+def place_block(form: ExpertFormat, hidden: int, width: int, gate_up_group: int, down_group: int) -> BlockLayout:
+    """The rule of schema 1: a layout follows from format, shape and groups alone."""
     parts: list[Part] = []
     end = 0
     matrices = (("gate_up", 2 * width, hidden, gate_up_group), ("down", hidden, width, down_group))
@@ -110,7 +111,9 @@ def _place(form: ExpertFormat, hidden: int, width: int, gate_up_group: int, down
         bits = 4 if form is ExpertFormat.INT4 else 8 * _FLOAT_BYTES.get(form, 1)
         wanted = [Part(name, form.value, rows, columns, 0, rows * columns * bits // 8)]
         if group:
-            wanted.append(Part(f"{name}.scale", "float16", rows, columns // group, 0, rows * columns // group * _SCALE_BYTES))
+            wanted.append(
+                Part(f"{name}.scale", "float16", rows, columns // group, 0, rows * columns // group * _SCALE_BYTES)
+            )
         for part in wanted:
             offset = _round_up(end, PART_ALIGNMENT_BYTES)
             parts.append(Part(part.name, part.dtype, part.rows, part.columns, offset, part.size_bytes))

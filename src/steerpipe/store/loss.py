@@ -10,7 +10,7 @@ KINDS = ("gate", "up", "down", "dense")
 
 @dataclass(frozen=True, slots=True)
 class SquareSums:
-    """Sums over weights of (packed - weight)^2 and of weight^2. Adding them in disk order gives the same bits each time."""
+    """Sums over weights of (packed - weight)^2 and of weight^2; added in the order on disk, so always the same bits."""
 
     error: float = 0.0
     weight: float = 0.0

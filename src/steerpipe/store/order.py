@@ -1,8 +1,8 @@
 """The order of a layer's experts on disk: those that fire together become neighbours. Pure; numpy only.
 
-Neighbours go as one coalesced read, so what is minimised is the distance on disk between experts of one token. The order
-is that of the Fiedler vector of the co-activation graph (the second eigenvector of its normalised Laplacian): the classic
-relaxation of this problem, and for 60 to 512 experts one small eigenproblem.
+Neighbours go as one coalesced read, so what is minimised is the distance on disk between experts of one token. The
+order is that of the Fiedler vector of the co-activation graph (the second eigenvector of its normalised Laplacian): the
+classic relaxation of this problem, and for 60 to 512 experts one small eigenproblem.
 """
 
 import numpy as np

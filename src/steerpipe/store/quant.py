@@ -3,10 +3,10 @@
 A weight is code x scale, computed in float32, where the product is exact (an int8 or int4 times a float16 has at most
 19 significant bits), and rounded to the wanted dtype once at the end.
 
-int8: codes -127 to 127, one scale per row, taken from the row's largest weight: no weight is off by more than half a step.
+int8: codes -127 to 127, one scale per row from its largest weight: no weight is off by more than half a step.
 int4: codes -8 to 7, one scale per group of inputs. Scales may be negative, so that the group's extreme weight gets the
 side that reaches to 8. How much of the extreme is clipped is chosen by squared error among CLIPS, then scale and codes
-are fitted to each other twice. On Gaussian weights in groups of 32 the relative error is .081, against .097 for min/max.
+are fitted to each other twice. On Gaussian weights in groups of 32 the relative error is .081; with min/max, .097.
 A byte holds code + 8 of column j (low) and of column j + group/2 (high) of one group: both share a scale.
 
 Legend: R rows (outputs), C columns (inputs), S scales per row, G group.
@@ -23,7 +23,7 @@ _FLOAT16_MAX = 65504.0
 
 
 def quantise_int8(weight: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """[R, C] → codes int8 [R, C], scales float16 [R, 1]. Raises PackError naming `name` if a weight has no such form."""
+    """[R, C] → codes int8 [R, C], scales float16 [R, 1]. PackError naming `name` if a weight has no such form."""
     wide = _finite(weight, name, largest=127 * _FLOAT16_MAX)
     extreme = wide.abs().amax(1, keepdim=True)  # [R, 1]
     scales = (extreme / 127).to(torch.float16)
@@ -40,7 +40,7 @@ def dequantise_int8(codes: Tensor, scales: Tensor, dtype: torch.dtype, out: Tens
 
 
 def quantise_int4(weight: Tensor, group: int, name: str) -> tuple[Tensor, Tensor]:
-    """[R, C] → codes uint8 [R, C/2], scales float16 [R, C/G]. Raises PackError naming `name` if a weight has no such form."""
+    """[R, C] → codes uint8 [R, C/2], scales float16 [R, C/G]. PackError naming `name` if a weight has no such form."""
     wide = _finite(weight, name, largest=CLIPS[0] * _FLOAT16_MAX)
     rows, columns = wide.shape
     grouped = wide.view(rows, columns // group, group)  # [R, S, G]
@@ -110,7 +110,7 @@ def _finite(weight: Tensor, name: str, *, largest: float) -> Tensor:
     if bad:
         raise PackError(
             f"{name} has {bad} of {wide.numel()} values that are NaN or infinite",
-            fix="the checkpoint is damaged or its training diverged: take another one; only the native format copies such values",
+            fix="the checkpoint is damaged or its training diverged: take another; only the native format copies it as it is",
         )
     if wide.numel() and float(wide.abs().max()) > largest:
         raise PackError(

@@ -10,7 +10,9 @@ from steerpipe.model.safetensors import read_header, read_tensor
 from steerpipe.model.spec import ModelSpec
 from steerpipe.store.order import order_experts
 
-_FIX = "give a safetensors file with an integer tensor 'routing' of [tokens, MoE layers, top_k] recorded from this model"
+_FIX = (
+    "give a safetensors file with an integer tensor 'routing' of [tokens, MoE layers, top_k] recorded from this model"
+)
 
 
 def index_order(spec: ModelSpec) -> dict[int, tuple[int, ...]]:
@@ -29,7 +31,9 @@ def recorded_order(spec: ModelSpec, file: Path) -> dict[int, tuple[int, ...]]:
         experts = spec.moe(layer).experts
         routed = routing[:, column]  # [tokens, top_k]
         if routed.size and not 0 <= int(routed.min()) <= int(routed.max()) < experts:
-            raise PackError(f"{file} routes layer {layer} to experts {routed.min()} to {routed.max()} of {experts}", fix=_FIX)
+            raise PackError(
+                f"{file} routes layer {layer} to experts {routed.min()} to {routed.max()} of {experts}", fix=_FIX
+            )
         order[layer] = tuple(int(expert) for expert in order_experts(routed, experts))
     return order
 

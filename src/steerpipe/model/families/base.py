@@ -66,12 +66,16 @@ def read_heads(keys: ConfigKeys, *, kv_default: int | None = None, head_dim_key:
 def read_mlps(keys: ConfigKeys, *, renormalise: bool, shared_width: int = 0) -> Callable[[int], DenseMlpSpec | MoeSpec]:
     """Qwen's rule for dense layers among the MoE layers: `mlp_only_layers` and `decoder_sparse_step`."""
     experts = keys.understood("num_experts", count, 0, "num_local_experts")
-    dense_layers = frozenset(keys.understood("mlp_only_layers", counts, ()))
+    dense_layers = frozenset(keys.optional("mlp_only_layers", counts) or ())
     step = keys.understood("decoder_sparse_step", positive, 1)
     dense = DenseMlpSpec(keys.required("intermediate_size", positive))
     for name in ("num_experts_per_tok", "moe_intermediate_size"):
         keys.optional(name, count)  # a model whose layers are all dense carries them unused
-    moe = read_moe(keys, width="moe_intermediate_size", renormalise=renormalise, shared_width=shared_width) if experts else None
+    moe = (
+        read_moe(keys, width="moe_intermediate_size", renormalise=renormalise, shared_width=shared_width)
+        if experts
+        else None
+    )
 
     def mlp(layer: int) -> DenseMlpSpec | MoeSpec:
         sparse = layer not in dense_layers and (layer + 1) % step == 0

@@ -11,8 +11,7 @@ def read_rope(keys: ConfigKeys, head_dim: int, context: int, default_theta: floa
     """Both spellings: `rope_parameters` (transformers 5) and `rope_theta` with `rope_scaling` (before)."""
     keys.must_equal("partial_rotary_factor", (1, 1.0))
     outer_theta = keys.understood("rope_theta", number, default_theta)
-    said = keys.understood("rope_parameters", mapping, {}, "rope_scaling")
-    rope = keys.sub(said, "rope_parameters")
+    rope = keys.sub(keys.optional("rope_parameters", mapping, "rope_scaling") or {}, "rope_parameters")
     theta = rope.understood("rope_theta", number, outer_theta)
     name = rope.understood("rope_type", str, "default", "type")
     rope.must_equal("partial_rotary_factor", (1, 1.0))

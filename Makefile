@@ -1,0 +1,60 @@
+# One command each. `make help` lists them. Everything lives in .venv; nothing else on the machine is touched.
+PYTHON     ?= python3
+GPU_PYTHON ?= python3
+WORKERS    ?= 2
+ARGS       ?=
+
+BIN := .venv/bin
+# One torch thread per test process: two threads on two busy cores make each small operation ten times slower.
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test check mutants test-slow test-gpu lock clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: .venv/.ready  ## the environment, built when missing or out of date
+
+# The lock holds a hash for everything but torch, whose wheel differs by machine (CPU or CUDA) and is pinned by
+# constraints.txt. The package itself is built by the locked hatchling, so no other build tool is fetched.
+.venv/.ready: pyproject.toml constraints.txt requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "steerpipe needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || echo missing)."; \
+	  echo "  fix: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { rm -rf .venv; \
+	  echo "'$(PYTHON) -m venv' failed."; \
+	  echo "  fix: install the venv module (Debian, Ubuntu: apt install python3-venv)"; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: venv  ## shows the engine at work, then ends by itself
+	$(BIN)/steerpipe demo $(ARGS)
+
+test: venv  ## tests that need neither a GPU nor patience
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+check: venv  ## ruff, mypy and the import ladder
+	$(BIN)/ruff check --output-format concise .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+mutants: venv  ## plants faults in a copy of src; each must be caught by its tests
+	$(ONE_THREAD) $(BIN)/python tools/mutants.py --workers $(WORKERS) $(ARGS)
+
+test-slow: venv  ## the tests marked slow
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -m "slow and not gpu" $(ARGS)
+
+test-gpu:  ## the tests marked gpu, with GPU_PYTHON (a Python whose torch sees CUDA); installs nothing
+	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu $(ARGS)
+
+lock: venv  ## writes requirements.lock anew
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/python tools/lock.py
+
+clean:  ## removes the environment and every cache
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests tools recipes -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

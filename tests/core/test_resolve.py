@@ -1,0 +1,117 @@
+"""What "auto" becomes, and why."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from steerpipe.core.config import EngineConfig
+from steerpipe.core.errors import CapacityError, ConfigError
+from steerpipe.core.resolve import Facts, ResolvedConfig, resolve
+
+GIB = 2**30
+# One billion parameters: 4 GB in float32, 2 GB in bfloat16. 10,000 KV elements: 40 kB per token in float32.
+LAPTOP = Facts(
+    has_cuda=False,
+    has_native_bf16=True,
+    core_count=4,
+    free_ram_bytes=16 * GIB,
+    free_cuda_bytes=0,
+    stored_dtype="bfloat16",
+    resident_parameters=10**9,
+    model_context=4096,
+    kv_elements_per_token=10_000,
+)
+WORKSTATION = replace(LAPTOP, has_cuda=True, free_cuda_bytes=24 * GIB)
+
+
+def reason(resolved: ResolvedConfig, name: str) -> str:
+    return next(choice.reason for choice in resolved.choices if choice.name == name)
+
+
+def test_a_laptop() -> None:
+    resolved = resolve(EngineConfig(), LAPTOP)
+    assert (resolved.device, resolved.dtype, resolved.threads, resolved.max_context) == ("cpu", "float32", 4, 4096)
+    assert resolved.kv_memory_bytes == 8 * 4096 * 40_000
+    assert [choice.name for choice in resolved.choices] == ["device", "dtype", "threads", "max_context", "kv_memory"]
+    assert reason(resolved, "kv_memory") == "holds 8 sequences of 4096 tokens"
+
+
+def test_a_workstation() -> None:
+    resolved = resolve(EngineConfig(), WORKSTATION)
+    assert (resolved.device, resolved.dtype) == ("cuda", "bfloat16")
+    assert resolved.kv_memory_bytes == 8 * 4096 * 20_000
+
+
+@pytest.mark.parametrize(("native", "words"), [(True, "in hardware"), (False, "by emulation")])
+def test_bf16_on_a_cpu_only_where_fp32_does_not_fit(native: bool, words: str) -> None:
+    tight = replace(LAPTOP, free_ram_bytes=4 * 10**9 - 1, has_native_bf16=native)
+    resolved = resolve(EngineConfig(), tight)
+    assert resolved.dtype == "bfloat16"
+    assert words in reason(resolved, "dtype")
+    assert resolve(EngineConfig(max_context=16), replace(tight, free_ram_bytes=4 * 10**9 + 10**8)).dtype == "float32"
+
+
+def test_weights_that_are_not_stored_as_bf16_are_not_rounded_on_a_cpu() -> None:
+    tight = replace(LAPTOP, free_ram_bytes=5 * 10**9, stored_dtype="float16")
+    assert resolve(EngineConfig(), tight).dtype == "float32"
+
+
+def test_what_is_set_stays_set() -> None:
+    config = EngineConfig(dtype="bfloat16", device="cpu", threads=1, max_context=128, kv_memory="1GiB", max_batch=2)
+    resolved = resolve(config, WORKSTATION)
+    assert (resolved.dtype, resolved.device, resolved.threads, resolved.max_context) == ("bfloat16", "cpu", 1, 128)
+    assert (resolved.kv_memory_bytes, resolved.max_batch, resolved.prefill_chunk) == (GIB, 2, 256)
+    assert {choice.reason for choice in resolved.choices} == {"as set"}
+
+
+def test_cuda_without_cuda_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="torch sees no CUDA device") as caught:
+        resolve(EngineConfig(device="cuda"), LAPTOP)
+    assert "auto" in caught.value.fix
+
+
+def test_a_context_beyond_the_model_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="max_context is 8192, but the model was made for 4096"):
+        resolve(EngineConfig(max_context=8192), LAPTOP)
+
+
+def test_the_context_shrinks_to_what_the_kv_cache_holds_and_says_so() -> None:
+    resolved = resolve(EngineConfig(kv_memory="40MB"), LAPTOP)  # 1,000 tokens: 62 cells of 16
+    assert resolved.max_context == 992
+    assert "4096" in reason(resolved, "max_context")
+
+
+def test_a_context_that_was_asked_for_never_shrinks() -> None:
+    with pytest.raises(CapacityError, match=r"room for 1000 tokens; one sequence of 2000 is wanted") as caught:
+        resolve(EngineConfig(kv_memory="40MB", max_context=2000), LAPTOP)
+    assert "kv_memory" in caught.value.fix
+
+
+def test_no_room_at_all_is_an_error() -> None:
+    with pytest.raises(CapacityError, match="room for 0 tokens"):
+        resolve(EngineConfig(), replace(LAPTOP, free_ram_bytes=10**9))
+
+
+@given(
+    free=st.integers(0, 64 * GIB),
+    batch=st.integers(1, 64),
+    context=st.none() | st.integers(1, 4096),
+    parameters=st.integers(0, 10**10),
+    dtype=st.sampled_from(["auto", "float32", "bfloat16"]),
+)
+def test_the_cache_always_holds_one_whole_sequence_and_leaves_room_for_the_weights(
+    free: int, batch: int, context: int | None, parameters: int, dtype: str
+) -> None:
+    facts = replace(LAPTOP, free_ram_bytes=free, resident_parameters=parameters)
+    config = EngineConfig(max_batch=batch, max_context=context, dtype=dtype)  # type: ignore[arg-type]
+    try:
+        resolved = resolve(config, facts)
+    except CapacityError:
+        assume(False)
+    item = 4 if resolved.dtype == "float32" else 2
+    assert (
+        resolved.max_context * 10_000 * item <= resolved.kv_memory_bytes <= batch * resolved.max_context * 10_000 * item
+    )
+    assert resolved.kv_memory_bytes + parameters * item <= free
