@@ -1,5 +1,6 @@
 """How the next token is chosen: settings only. The arithmetic is in `model.sampling`."""
 
+import difflib
 import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -53,6 +54,9 @@ class SamplingSettings:
 
     def override(self, **given: Any) -> "SamplingSettings":
         """These settings with every given value that is not None put in its place."""
-        known = {f.name for f in fields(self)}
-        assert given.keys() <= known, f"not sampling settings: {sorted(given.keys() - known)}"
+        known = [f.name for f in fields(self)]
+        for name in given.keys() - set(known):
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise RequestError(f"{name} is not a sampling setting", fix=f"{hint}the settings are {', '.join(known)}")
         return replace(self, **{name: value for name, value in given.items() if value is not None})

@@ -25,7 +25,7 @@ PRODUCT_LIMIT_SECONDS = 60.0
 
 
 def start_product() -> subprocess.Popen[bytes]:
-    """Begins one bf16 product in a process of its own, which may die of it. It imports torch (1.3 s), so begin early."""
+    """Begins one bf16 product in a process of its own, which may die of it. It imports torch, so begin early."""
     return subprocess.Popen(
         [sys.executable, "-c", PRODUCT],
         stdin=subprocess.DEVNULL,

@@ -6,6 +6,7 @@ product's shape follows from the unit's absolute position alone. Scores, softmax
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -34,7 +35,16 @@ class AttentionWeights:
     out: Tensor  # [H, heads · D]
     out_bias: Tensor | None
     query_norm: Tensor | None  # [D] or [heads · D]
-    key_norm: Tensor | None
+    key_norm: Tensor | None  # [D] or [kv_heads · D]
+
+
+@lru_cache(maxsize=512)
+def _hidden(ahead: int, rows: int, group: int, window: int | None, device: torch.device) -> Tensor:
+    """Keys of a block that a unit must not see: [rows · group, BLOCK]; `ahead` is its position less the block's first."""
+    at = torch.arange(ahead, ahead + rows, device=device).repeat_interleave(group)[:, None]
+    key_at = torch.arange(BLOCK, device=device)
+    hidden = key_at > at
+    return hidden | (key_at <= at - window) if window else hidden
 
 
 def store_keys(layer: int, unit: AttentionUnit, keys: Tensor, values: Tensor) -> None:
@@ -52,16 +62,12 @@ def attend(layer: int, spec: AttentionSpec, unit: AttentionUnit, queries: Tensor
     top = q.new_full((spec.kv_heads, rows * group, 1), _LOWEST)
     mass = torch.zeros_like(top)
     total = torch.zeros_like(q)
-    at = torch.arange(rows, device=q.device).repeat_interleave(group)[:, None] + unit.position  # [rows · group, 1]
     last = unit.position + rows - 1
     first = max(0, unit.position - spec.window + 1) if spec.window else 0
     for start, keys, values in unit.kv.read(layer, first, last):
         scores = q @ keys.float().transpose(1, 2)  # [kv, rows · group, BLOCK]
-        key_at = torch.arange(start, start + BLOCK, device=q.device)
-        hidden = key_at > at
-        if spec.window:
-            hidden |= key_at <= at - spec.window
-        scores.masked_fill_(hidden, -torch.inf)
+        if start + BLOCK > unit.position + 1 or spec.window:
+            scores.masked_fill_(_hidden(unit.position - start, rows, group, spec.window, q.device), -torch.inf)
         higher = torch.maximum(top, scores.amax(-1, keepdim=True))
         shrink = torch.exp(top - higher)
         weights = torch.exp(scores - higher)

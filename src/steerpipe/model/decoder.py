@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from steerpipe.core.events import RoutingRecord
 from steerpipe.core.ids import SequenceId
 from steerpipe.core.protocols import ExpertSource, RoutingSink
-from steerpipe.model.attention import AttentionUnit, attend, store_keys
+from steerpipe.model.attention import AttentionUnit, AttentionWeights, attend, store_keys
 from steerpipe.model.cells import CELL, by_cell, padded
 from steerpipe.model.kv_cache import KvSequence
 from steerpipe.model.layers import MlpWeights, gated_mlp, rms_norm
@@ -124,7 +124,7 @@ class Decoder:
 
         def project(x: Tensor, turn: Tensor) -> Tensor:  # one cell → [cell, heads + 2 kv_heads, D]
             normed = rms_norm(x, layer.input_norm, self.spec.norm_eps)
-            return self._heads(F.linear(normed, weights.qkv, weights.qkv_bias), spec, layer, turn)
+            return self._heads(F.linear(normed, weights.qkv, weights.qkv_bias), spec, weights, turn)
 
         def output(mixed: Tensor) -> Tensor:
             return F.linear(mixed, weights.out, weights.out_bias)
@@ -138,22 +138,26 @@ class Decoder:
             mixed[own] = attend(index, spec, unit, queries[own])
         return by_cell(output, mixed, cell=rows.cell)
 
-    def _heads(self, qkv: Tensor, spec: AttentionSpec, layer: LayerWeights, turn: Tensor) -> Tensor:
+    def _heads(self, qkv: Tensor, spec: AttentionSpec, weights: AttentionWeights, turn: Tensor) -> Tensor:
         """[R, (heads + 2 kv_heads) D] → normalised, clipped and rotated [R, heads + 2 kv_heads, D]."""
+        if spec.qk_norm is not QkNorm.NONE:
+            qkv = self._normalise_heads(qkv, spec, weights)
+        if spec.clip_qkv is not None:
+            qkv = qkv.clamp(-spec.clip_qkv, spec.clip_qkv)
+        heads = qkv.view(len(qkv), -1, spec.head_dim)
+        rotated = spec.heads + spec.kv_heads
+        return torch.cat([rotate(heads[:, :rotated], turn), heads[:, rotated:]], dim=1)
+
+    def _normalise_heads(self, qkv: Tensor, spec: AttentionSpec, weights: AttentionWeights) -> Tensor:
+        query_norm, key_norm = weights.query_norm, weights.key_norm
+        assert query_norm is not None and key_norm is not None, "a family that normalises has the weights"
         query_width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         queries, keys, values = torch.split(qkv, [query_width, kv_width, kv_width], dim=-1)
-        query_norm, key_norm = layer.attention.query_norm, layer.attention.key_norm
-        eps = self.spec.norm_eps
-        if spec.qk_norm is QkNorm.ALL_HEADS:
-            assert query_norm is not None and key_norm is not None
-            queries, keys = rms_norm(queries, query_norm, eps), rms_norm(keys, key_norm, eps)
-        if spec.clip_qkv is not None:
-            queries, keys, values = (t.clamp(-spec.clip_qkv, spec.clip_qkv) for t in (queries, keys, values))
-        queries, keys, values = (t.reshape(len(t), -1, spec.head_dim) for t in (queries, keys, values))
         if spec.qk_norm is QkNorm.HEAD:
-            assert query_norm is not None and key_norm is not None
-            queries, keys = rms_norm(queries, query_norm, eps), rms_norm(keys, key_norm, eps)
-        return torch.cat([rotate(queries, turn), rotate(keys, turn), values], dim=1)
+            queries = queries.view(len(qkv), spec.heads, spec.head_dim)
+            keys = keys.view(len(qkv), spec.kv_heads, spec.head_dim)
+        queries, keys = (rms_norm(t, w, self.spec.norm_eps) for t, w in ((queries, query_norm), (keys, key_norm)))
+        return torch.cat([queries.flatten(1), keys.flatten(1), values], dim=-1)
 
     def _mlp(
         self, index: int, layer: LayerWeights, x: Tensor, rows: StepRows, source: ExpertSource, sink: RoutingSink | None

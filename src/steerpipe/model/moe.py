@@ -41,17 +41,16 @@ def route_rows(x: Tensor, router: Tensor, spec: MoeSpec, valid: Tensor, cell: in
 
 def run_experts(x: Tensor, route: Route, valid: Tensor, source: ExpertSource, layer: int, cell: int) -> Tensor:
     """Sum of gate · expert(row) over the routed experts, for each valid row: [V, H], fp32."""
-    flat = route.experts.flatten()  # [V · k]
-    order = flat.argsort(stable=True)
-    wanted, counts = torch.unique_consecutive(flat[order], return_counts=True)
-    pairs_of = dict(zip(wanted.tolist(), torch.split(order, counts.tolist()), strict=True))  # expert → (row, rank)s
-    top_k = route.experts.shape[1]
-    part = x.new_empty(flat.shape[0], x.shape[1])  # one output per pair, whatever the order of arrival
+    pairs_of: dict[int, list[int]] = {}  # expert → its (row, rank) pairs, numbered row by row
+    for pair, expert in enumerate(route.experts.flatten().tolist()):
+        pairs_of.setdefault(expert, []).append(pair)
+    row_of = valid.repeat_interleave(route.experts.shape[1])  # [V · k]
+    part = x.new_empty(len(row_of), x.shape[1])  # one output per pair, whatever the order of arrival
     with source.lease(layer, list(pairs_of)) as lease:
         for wave in lease.waves():
             for expert in wave.experts:
-                pairs = pairs_of[expert]
-                rows = gather_cells(x, valid[pairs // top_k], cell)
+                pairs = torch.tensor(pairs_of[expert], device=x.device)
+                rows = gather_cells(x, row_of[pairs], cell)
                 part[pairs] = by_cell(lambda r, w=wave.table[expert]: expert_ffn(r, w), rows, cell=cell)[: len(pairs)]
     return combine(part.view(*route.experts.shape, -1), route)
 
@@ -64,12 +63,11 @@ def expert_ffn(x: Tensor, weights: ExpertWeights) -> Tensor:
 
 def combine(part: Tensor, route: Route) -> Tensor:
     """part: [V, k, H] → [V, H]; contributions are added in ascending expert order, in fp32."""
-    ascending = route.experts.argsort(dim=1)  # [V, k]
-    gates = route.gates.gather(1, ascending)
-    total = torch.zeros(part.shape[0], part.shape[2], dtype=torch.float32, device=part.device)
-    rows = torch.arange(part.shape[0], device=part.device)
-    for rank in range(part.shape[1]):
-        total += gates[:, rank, None] * part[rows, ascending[:, rank]].float()
+    ascending = route.experts.argsort(dim=1)[..., None]  # [V, k, 1]
+    weighted = (part.float() * route.gates[..., None]).take_along_dim(ascending, dim=1)  # [V, k, H]
+    total = weighted[:, 0]
+    for rank in range(1, part.shape[1]):  # one after the other: a library's sum may take another order
+        total = total + weighted[:, rank]
     return total
 
 

@@ -12,8 +12,8 @@ from typing import Any, Self
 
 import torch
 
-from steerpipe.core.config import EngineConfig
-from steerpipe.core.errors import RequestError
+from steerpipe.core.config import EngineConfig, load_config
+from steerpipe.core.errors import ConfigError, RequestError
 from steerpipe.core.events import Completion, SequenceFailed, TokenEvent
 from steerpipe.core.protocols import RoutingSink
 from steerpipe.core.resolve import ResolvedConfig, resolve
@@ -50,13 +50,15 @@ class Pipeline:
         progress: Progress | None = None,
         **settings: Any,
     ) -> None:
-        """`settings` are EngineConfig fields (dtype="float32", threads=2 …) when no `config` is given."""
-        assert config is None or not settings, "give a config or single settings, not both"
+        """`settings` are EngineConfig fields (dtype="float32", threads=2 …); they stand in for a `config`."""
+        if config is not None and settings:
+            raise ConfigError(f"both a config and {sorted(settings)} are given", fix="put all settings into the config")
+        config = config or load_config(settings)
         source = open_model(model)
         self.folder = source.folder
         self.spec = source.spec
         self.codec = TextCodec.load(source.folder)
-        self.config: ResolvedConfig = resolve(config or EngineConfig(**settings), gather_facts(source.spec))
+        self.config: ResolvedConfig = resolve(config, gather_facts(source.spec))
         self.defaults: GenerationDefaults = read_defaults(source.folder, self.codec.eos_token_ids)
         torch.set_num_threads(self.config.threads)
         device, dtype = torch.device(self.config.device), getattr(torch, self.config.dtype)

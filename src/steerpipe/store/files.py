@@ -58,7 +58,7 @@ def check_room(path: Path, needed_bytes: int) -> None:
         raise CapacityError(
             f"{path} needs {needed_bytes:,} bytes ({format_bytes(needed_bytes)}), "
             f"but its disk has {free_bytes:,} free ({format_bytes(free_bytes)})",
-            fix=f"free {format_bytes(needed_bytes - free_bytes)} there, or choose another disk or a smaller format (int8, int4)",
+            fix=f"free {format_bytes(needed_bytes - free_bytes)} there, or choose another disk or a smaller format",
         )
 
 

@@ -110,7 +110,7 @@ def _finite(weight: Tensor, name: str, *, largest: float) -> Tensor:
     if bad:
         raise PackError(
             f"{name} has {bad} of {wide.numel()} values that are NaN or infinite",
-            fix="the checkpoint is damaged or its training diverged: take another; only the native format copies it as it is",
+            fix="the checkpoint is damaged or its training diverged: take another; only the native format copies them",
         )
     if wide.numel() and float(wide.abs().max()) > largest:
         raise PackError(

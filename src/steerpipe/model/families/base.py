@@ -5,7 +5,16 @@ from dataclasses import dataclass
 
 from steerpipe.core.errors import UnsupportedConfigError
 from steerpipe.model.families.rope import read_rope
-from steerpipe.model.keys import ConfigKeys, count, counts, flag, number, positive
+from steerpipe.model.keys import (
+    ConfigKeys,
+    above_zero,
+    count,
+    counts,
+    expert_count,
+    flag,
+    layer_count,
+    positive,
+)
 from steerpipe.model.spec import AttentionSpec, DenseMlpSpec, LayerSpec, ModelSpec, MoeSpec, RopeKind
 from steerpipe.model.tensors import TensorNames
 
@@ -31,7 +40,7 @@ def read_decoder(
 ) -> ModelSpec:
     """The keys that every family has; `attention` and `mlp` give the parts of each layer."""
     keys.must_equal("hidden_act", ("silu",))
-    layers = keys.required("num_hidden_layers", positive)
+    layers = keys.required("num_hidden_layers", layer_count)
     context = keys.required("max_position_embeddings", positive)
     parts = tuple(LayerSpec(attention(i), mlp(i)) for i in range(layers))
     rope = read_rope(keys, parts[0].attention.head_dim, context, theta)
@@ -41,7 +50,7 @@ def read_decoder(
         vocab=keys.required("vocab_size", positive),
         hidden=keys.required("hidden_size", positive),
         layers=parts,
-        norm_eps=keys.understood("rms_norm_eps", number, norm_eps),
+        norm_eps=keys.understood("rms_norm_eps", above_zero, norm_eps),
         rope=rope,
         tied_embeddings=keys.understood("tie_word_embeddings", flag, False),
         max_context=min(context, rope.original_context) if capped else context,
@@ -85,7 +94,7 @@ def read_mlps(keys: ConfigKeys, *, renormalise: bool, shared_width: int = 0) -> 
 
 
 def read_moe(keys: ConfigKeys, *, width: str, renormalise: bool, shared_width: int = 0) -> MoeSpec:
-    experts = keys.required("num_experts", positive, "num_local_experts")
+    experts = keys.required("num_experts", expert_count, "num_local_experts")
     top_k = keys.required("num_experts_per_tok", positive)
     if top_k > experts:
         raise UnsupportedConfigError(

@@ -9,6 +9,7 @@ from steerpipe.model.tensors import TensorNames
 def read(keys: ConfigKeys) -> ModelSpec:
     heads, kv_heads, head_dim = read_heads(keys)
     attention = AttentionSpec(heads, kv_heads, head_dim, window=keys.optional("sliding_window", count) or None)
+    keys.must_equal("attention_bias", (False,))  # merged models carry it over from their dense parts
     moe = read_moe(keys, width="intermediate_size", renormalise=True)
     return read_decoder(keys, "mixtral", lambda _: attention, lambda _: moe, norm_eps=1e-5, theta=1_000_000.0)
 

@@ -1,8 +1,7 @@
 """OLMoE (1B-7B): queries and keys normalised over all heads at once, values optionally clipped."""
 
-from steerpipe.core.errors import UnsupportedConfigError
 from steerpipe.model.families.base import Family, read_decoder, read_heads, read_moe
-from steerpipe.model.keys import ConfigKeys, flag, number
+from steerpipe.model.keys import ConfigKeys, above_zero, flag
 from steerpipe.model.spec import AttentionSpec, ModelSpec, QkNorm
 from steerpipe.model.tensors import TensorNames
 
@@ -10,9 +9,7 @@ from steerpipe.model.tensors import TensorNames
 def read(keys: ConfigKeys) -> ModelSpec:
     heads, kv_heads, head_dim = read_heads(keys, head_dim_key=False)
     bias = keys.understood("attention_bias", flag, False)
-    clip = keys.optional("clip_qkv", number)
-    if clip is not None and clip <= 0:
-        raise UnsupportedConfigError(f"clip_qkv is {clip}", fix="it must be above 0, or null for no clipping")
+    clip = keys.optional("clip_qkv", above_zero)
     attention = AttentionSpec(
         heads, kv_heads, head_dim, qkv_bias=bias, out_bias=bias, qk_norm=QkNorm.ALL_HEADS, clip_qkv=clip
     )

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from steerpipe.core.errors import UnsupportedConfigError
 from steerpipe.model.families.base import Family, read_decoder, read_heads, read_mlps
-from steerpipe.model.keys import ConfigKeys, count, flag, positive, texts
+from steerpipe.model.keys import ConfigKeys, count, flag, layer_count, positive, texts
 from steerpipe.model.spec import AttentionSpec, ModelSpec
 from steerpipe.model.tensors import TensorNames
 
@@ -31,13 +31,24 @@ def _read_windows(keys: ConfigKeys) -> Callable[[int], int | None]:
     width = keys.optional("sliding_window", count)
     below = keys.understood("max_window_layers", count, 28)
     kinds = keys.optional("layer_types", texts)
+    layers = keys.required("num_hidden_layers", layer_count)
+    if switched_on and not width:
+        raise UnsupportedConfigError(
+            f"{keys.where} switches use_sliding_window on, but gives no sliding_window",
+            fix="set sliding_window to the model's width, or use_sliding_window to false",
+        )
+    if kinds is not None and len(kinds) != layers:
+        raise UnsupportedConfigError(
+            f"{keys.where} has {len(kinds)} layer_types for {layers} layers", fix="give one for each layer"
+        )
     if kinds is not None and not set(kinds) <= {"full_attention", "sliding_attention"}:
         raise UnsupportedConfigError(
-            f"layer_types has {sorted(set(kinds))}", fix="only full_attention and sliding_attention are computed here"
+            f"{keys.where} has layer_types {', '.join(sorted(set(kinds)))}",
+            fix="only full_attention and sliding_attention are computed here: run this model through transformers",
         )
-    if kinds is not None and "sliding_attention" in kinds and not (switched_on and width):
+    if kinds is not None and "sliding_attention" in kinds and not switched_on:
         raise UnsupportedConfigError(
-            "layer_types asks for sliding_attention, but use_sliding_window is off or sliding_window is not set",
+            f"{keys.where} has layer_types with sliding_attention, but use_sliding_window is off",
             fix="set use_sliding_window and sliding_window in config.json, or make the layers full_attention",
         )
 
