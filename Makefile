@@ -20,7 +20,7 @@ venv: .venv/.ready  ## the environment, built when missing or out of date
 # constraints.txt. The package itself is built by the locked hatchling, so no other build tool is fetched.
 .venv/.ready: pyproject.toml constraints.txt requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "steerpipe needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || echo missing)."; \
+	  echo "steerpipe needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo missing)."; \
 	  echo "  fix: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { rm -rf .venv; \
 	  echo "'$(PYTHON) -m venv' failed."; \

@@ -4,8 +4,11 @@ Results go to stdout, everything else (progress, choices, errors) to stderr. Bad
 traceback unless --debug is given.
 """
 
+import io
 import json
+import os
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -13,17 +16,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from steerpipe import __version__
 from steerpipe.core.errors import InputError, SteerpipeError
 
 if TYPE_CHECKING:
     from steerpipe.core.events import Completion
     from steerpipe.runtime.pipeline import Pipeline
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
 Model = Annotated[str | None, typer.Argument(help="checkpoint folder, pack, or hub name (owner/model)")]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout and nothing else")]
 Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"steerpipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def steerpipe(
+    version: Annotated[
+        bool, typer.Option("--version", help="show the version", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Run Mixture-of-Experts language models that are larger than the fast memory they run on."""
 
 
 @app.command()
@@ -56,6 +75,7 @@ def generate(
 ) -> None:
     """Answer one prompt: text as it comes, or --json with ids, log probabilities and timings."""
     from steerpipe.core.config import load_config
+    from steerpipe.core.sampling import SamplingSettings
 
     flags = {
         "dtype": dtype, "device": device, "threads": threads, "max_context": max_context,
@@ -70,10 +90,12 @@ def generate(
 
     def run() -> None:
         text = _prompt_text(prompt)
+        SamplingSettings().override(**sampling)  # a wrong value is told before gigabytes are read
         with _open_pipeline(model, load_config(flags, file=config), quiet=as_json) as pipe:
             answer = pipe.stream(_turns(text, system, raw), raw=raw, **sampling)
             if as_json:
-                print(json.dumps(completion_json(answer.completion, pipe), ensure_ascii=False))
+                plain = sys.stdout.encoding.lower() != "utf-8"
+                print(json.dumps(completion_json(answer.completion, pipe), ensure_ascii=plain), flush=True)
                 return
             for event in answer:
                 print(event.text, end="", flush=True)
@@ -140,7 +162,11 @@ def completion_json(completion: "Completion", pipe: "Pipeline") -> dict[str, Any
 
 
 def _prompt_text(prompt: str) -> str:
-    text = sys.stdin.read() if prompt == "-" else prompt
+    try:
+        text = sys.stdin.read() if prompt == "-" else prompt
+        text.encode()
+    except UnicodeError:  # bytes that are not UTF-8; among arguments, Python hides them as lone surrogates
+        raise InputError("the prompt is not UTF-8 text", fix="send it as UTF-8") from None
     if not text:
         raise InputError("there is no prompt", fix='give one: -p "Once upon a time", or -p - to read stdin')
     return text
@@ -162,6 +188,7 @@ def _open_pipeline(model: str | None, config: Any, *, quiet: bool) -> "Pipeline"
 
     from steerpipe.runtime.pipeline import Pipeline
 
+    _quiet_transformers()
     console = Console(stderr=True, quiet=quiet)
     with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task("loading experts", total=None)
@@ -195,18 +222,20 @@ def _guarded(run: Callable[[], None], debug: bool) -> None:
         run()
     except SteerpipeError as error:
         if debug:
-            raise
+            traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(error.exit_status) from None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
-    except BrokenPipeError:
-        sys.stderr.close()
+    except BrokenPipeError:  # the reader has left; Python's own last flush must not find that out again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
 
 
 def main() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows another
     app()
 
 

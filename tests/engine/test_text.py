@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine import tiny_tokenizers
 
 from steerpipe.engine.text import TextStream
 from steerpipe.engine.tokenizer import TextCodec
+from tests.engine import tiny_tokenizers
 
 KINDS = {
     "byte_level": tiny_tokenizers.byte_level(),

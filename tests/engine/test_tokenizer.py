@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.engine import tiny_tokenizers
 
 from steerpipe.core.errors import RequestError, TokenizerError
 from steerpipe.engine.tokenizer import ChatMessage, TextCodec
+from tests.engine import tiny_tokenizers
 
 BOS, EOS = 1, 2
 

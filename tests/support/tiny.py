@@ -9,7 +9,6 @@ import atexit
 import functools
 import shutil
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from transformers import (
     Qwen2MoeConfig,
     Qwen3MoeConfig,
 )
+from transformers.utils.logging import disable_progress_bar
 
 from steerpipe.model.checkpoint import Checkpoint, open_checkpoint
 
@@ -46,6 +46,9 @@ _CLASSES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
 }
 
 
+disable_progress_bar()  # "Writing model shards"
+
+
 @dataclass(frozen=True, slots=True)
 class Tiny:
     """A checkpoint folder, and the model that wrote it: fp32, eager everywhere."""
@@ -60,6 +63,9 @@ class Tiny:
     def tokens(self, count: int, seed: int = 0) -> list[int]:
         """Random token ids of this model's vocabulary."""
         return random_tokens(self.reference.config.vocab_size, count, seed)
+
+
+_WRITTEN: dict[str, Tiny] = {}
 
 
 def random_tokens(vocab: int, count: int, seed: int = 0) -> list[int]:
@@ -102,15 +108,12 @@ def write(config: PretrainedConfig, folder: Path, seed: int = 0) -> Tiny:
     return Tiny(folder, model)
 
 
-@functools.cache
 def tiny(family: str, seed: int = 0, **changes: Any) -> Tiny:
-    """Written once per process; `changes` must be hashable (tuples for lists, pairs for dicts are not needed here)."""
-    folder = Path(tempfile.mkdtemp(dir=_root()))
-    return write(config_of(family, **{k: _thawed(v) for k, v in changes.items()}), folder, seed)
-
-
-def _thawed(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+    """Written once per process, into a folder that goes with it."""
+    key = repr((family, seed, sorted(changes.items())))
+    if key not in _WRITTEN:
+        _WRITTEN[key] = write(config_of(family, **changes), Path(tempfile.mkdtemp(dir=_root())), seed)
+    return _WRITTEN[key]
 
 
 @functools.cache
@@ -125,8 +128,4 @@ def _tokenizer_files() -> tuple[Path, ...]:
     folder = _root() / "tokenizer"
     folder.mkdir()
     tiny_tokenizers.save(tiny_tokenizers.byte_level(), folder)
-    return tuple(_files(folder))
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (file for file in folder.iterdir() if file.is_file())
+    return tuple(file for file in folder.iterdir() if file.is_file())

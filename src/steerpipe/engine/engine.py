@@ -53,12 +53,13 @@ class Engine:
         limit = self._answer_limit(request)
         settings = request.settings
         hidden = (*self._ends, *settings.stop_token_ids)
+        context = request.prompt_ids if request.continues else ()
         sequence = Sequence(
             id=SequenceId(next(self._ids)),
             request=request,
             seed=fresh_seed() if settings.seed is None else settings.seed,
             limit=limit,
-            stream=self._codec.stream(settings.stop, stop_token_ids=hidden, after=request.prompt_ids),
+            stream=self._codec.stream(settings.stop, stop_token_ids=hidden, after=context),
             kv=self._pool.sequence(),
         )
         if reserved_blocks(sequence) > self._pool.capacity_blocks:

@@ -15,6 +15,8 @@ from steerpipe.model.sampling import Sampled, SamplingContext
 class Request:
     """A prompt and how to continue it.
 
+    `continues` says that the answer's text goes on where the prompt's text ends (a completion) rather than beginning
+    anew (a chat): sentencepiece tokenizers then keep the space between the two.
     `batched` chooses the decode class: alone in one-row steps, or together with others in 16-row cells. The two
     differ in the last bits of a product, so a request keeps its class from the first token to the last.
     """
@@ -22,6 +24,7 @@ class Request:
     prompt_ids: tuple[int, ...]
     settings: SamplingSettings
     batched: bool = False
+    continues: bool = True
 
 
 @dataclass(slots=True)

@@ -40,7 +40,7 @@ class AttentionWeights:
 
 @lru_cache(maxsize=512)
 def _hidden(ahead: int, rows: int, group: int, window: int | None, device: torch.device) -> Tensor:
-    """Keys of a block that a unit must not see: [rows · group, BLOCK]; `ahead` is its position less the block's first."""
+    """Keys that a unit must not see: [rows · group, BLOCK]; `ahead` is its position less the block's first."""
     at = torch.arange(ahead, ahead + rows, device=device).repeat_interleave(group)[:, None]
     key_at = torch.arange(BLOCK, device=device)
     hidden = key_at > at

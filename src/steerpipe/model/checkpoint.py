@@ -1,14 +1,16 @@
 """A Hugging Face folder, checked as a whole before anything is loaded."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 
-from steerpipe.core.errors import CheckpointError, DamagedFileError, TensorError
+from steerpipe.core.errors import CheckpointError, DamagedFileError, TensorError, UnsupportedConfigError
 from steerpipe.model.families import find_family
 from steerpipe.model.families.base import Family
 from steerpipe.model.keys import ConfigKeys
@@ -49,14 +51,16 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     family = find_family(model_type, str(folder))
     spec = read_spec(family, raw, str(folder / "config.json"))
     entries = _read_entries(folder)
-    if spec.tied_embeddings:  # some writers store the head as well; it is the embedding
-        entries.pop(f"{family.names.head}.weight", None)
+    head = entries.pop(f"{family.names.head}.weight", None) if spec.tied_embeddings else None
     _compare(dense_tensors(spec, family.names) | expert_tensors(spec, family.names), entries, folder)
+    if head is not None:  # some writers store the head as well
+        _check_tied(head, entries[f"{family.names.embed}.weight"], folder)
     return Checkpoint(folder, family, spec, entries)
 
 
 def read_spec(family: Family, raw: Mapping[str, Any], where: str) -> ModelSpec:
     """The family's reading of a config.json, with every key accounted for."""
+    _refuse_quantised(raw, where)
     keys = ConfigKeys(raw, where)
     spec = family.read(keys)
     keys.finish()
@@ -67,50 +71,105 @@ def read_spec(family: Family, raw: Mapping[str, Any], where: str) -> ModelSpec:
     return spec
 
 
+def _refuse_quantised(raw: Mapping[str, Any], where: str) -> None:
+    for key in ("quantization_config", "quantization", "compression_config"):
+        said = raw.get(key)
+        if said:
+            method = said.get("quant_method", "unnamed") if isinstance(said, dict) else said
+            raise UnsupportedConfigError(
+                f"{where} has a {key} ({method}): the weights are quantised by others, which is not computed here",
+                fix="take the release in bfloat16 or float16 that the quantised one was made from",
+            )
+
+
+def is_there(file: Path) -> bool:
+    """Whether a file exists. A link whose target is gone is an error: half of a download cache was deleted."""
+    try:
+        if file.exists() or not file.is_symlink():
+            return file.exists()
+    except OSError:  # a name that no file can have, or a folder that may not be looked into
+        return False
+    raise CheckpointError(
+        f"{file} is a link to {os.readlink(file)}, which is not there",
+        fix="the download cache is incomplete: remove this folder and fetch the model again",
+    )
+
+
 def read_json(file: Path) -> dict[str, Any]:
     try:
+        is_there(file)
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(
             f"{file.parent} has no {file.name}",
             fix="give the folder of a Hugging Face checkpoint, with its config.json",
         ) from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as problem:
+    except (ValueError, RecursionError) as problem:  # not UTF-8, not JSON, thousands of digits, or nested too deep
         raise DamagedFileError(f"{file} is not JSON: {problem}", fix="download or copy the file again") from None
     except OSError as problem:
-        raise CheckpointError(f"{file} cannot be read: {problem.strerror}", fix="check its permissions") from None
+        raise CheckpointError(
+            f"{file} cannot be read: {problem.strerror}", fix="check that it is a file and its permissions"
+        ) from None
     if not isinstance(value, dict):
         raise DamagedFileError(f"{file} is not a JSON object", fix="download or copy the file again")
     return value
 
 
 def _read_entries(folder: Path) -> dict[str, TensorEntry]:
+    """Every tensor of the folder: of its one file, or of the shards that its index names."""
+    index, whole = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if not is_there(index):
+        return read_header(whole) if is_there(whole) else _no_weights(folder)
+    weight_map = _read_index(index)
+    if whole.name not in weight_map.values() and is_there(whole):
+        raise CheckpointError(
+            f"{folder} has both {whole.name} and an index of other files, and they may differ", fix="remove one of them"
+        )
     entries: dict[str, TensorEntry] = {}
-    for file in _shards(folder):
+    for file in _shards(index, weight_map):
         for name, entry in read_header(file).items():
             if name in entries:
-                raise TensorError(f"{name} is in two files of {folder}", fix="remove the older shards from the folder")
+                raise TensorError(
+                    f"{name} is in {entries[name].file.name} and in {file.name} of {folder}",
+                    fix="the shards come from different downloads: fetch all of them again",
+                )
             entries[name] = entry
+    for name in sorted(weight_map.keys() | entries.keys()):
+        said, found = weight_map.get(name, "no file"), entries[name].file.name if name in entries else "no file"
+        if said != found:
+            raise TensorError(
+                f"{index} says that {name} is in {said}, but it is in {found}",
+                fix="the index and the shards come from different downloads: fetch all of them again",
+            )
     return entries
 
 
-def _shards(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise DamagedFileError(f"{index} has no weight_map", fix="download or copy the file again")
-        files = [folder / name for name in sorted({str(v) for v in weight_map.values()})]
-        missing = [file.name for file in files if not file.exists()]
-        if missing:
-            raise CheckpointError(
-                f"{folder} lacks {len(missing)} of {len(files)} shards: {', '.join(missing[:4])}", fix="download them"
-            )
-        if any(file.parent != folder for file in files):
-            raise DamagedFileError(f"{index} points outside its folder", fix="take the index from a source you trust")
-        return files
-    if (folder / "model.safetensors").exists():
-        return [folder / "model.safetensors"]
+def _read_index(index: Path) -> dict[str, str]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
+        raise DamagedFileError(
+            f"{index} has no weight_map from tensors to files", fix="download or copy the file again"
+        )
+    return weight_map
+
+
+def _shards(index: Path, weight_map: Mapping[str, str]) -> list[Path]:
+    names = sorted(set(weight_map.values()))
+    outside = [name for name in names if name in ("", ".", "..") or not {"/", "\\", "\0"}.isdisjoint(name)]
+    if outside:
+        raise DamagedFileError(
+            f"{index} points outside its folder: {outside[0]!r}", fix="take the index from a source you trust"
+        )
+    missing = [name for name in names if not is_there(index.parent / name)]
+    if missing:
+        raise CheckpointError(
+            f"{index.parent} lacks {len(missing)} of {len(names)} shards: {', '.join(missing[:4])}",
+            fix="the download is incomplete: fetch the model again",
+        )
+    return [index.parent / name for name in names]
+
+
+def _no_weights(folder: Path) -> NoReturn:
     pickles = sorted(p.name for p in folder.glob("*.bin")) + sorted(p.name for p in folder.glob("*.pt*"))
     if pickles:
         raise CheckpointError(
@@ -121,6 +180,15 @@ def _shards(folder: Path) -> list[Path]:
         f"{folder} has neither model.safetensors nor model.safetensors.index.json",
         fix="give a complete checkpoint folder",
     )
+
+
+def _check_tied(head: TensorEntry, embed: TensorEntry, folder: Path) -> None:
+    """Reads both. transformers computes with a stored head that differs, whatever config.json says; we refuse it."""
+    if head.dtype != embed.dtype or not torch.equal(read_tensor(head), read_tensor(embed)):
+        raise TensorError(
+            f"config.json of {folder} ties the head to the embedding, but the files hold a head that differs from it",
+            fix="set tie_word_embeddings to false in config.json if the stored head is the right one",
+        )
 
 
 def _compare(expected: Mapping[str, Shape], entries: Mapping[str, TensorEntry], folder: Path) -> None:

@@ -1,10 +1,12 @@
 """From what a person calls a model to a folder: a path, or a name on the Hugging Face hub.
 
-Only configs, tokenizers and safetensors are ever fetched. The config comes first, so that an architecture nobody
-knows is refused before gigabytes arrive. Cache, token and endpoint are huggingface_hub's own (HF_HOME, HF_TOKEN,
-HF_ENDPOINT, HF_HUB_OFFLINE).
+Only configs, tokenizers and safetensors are ever fetched, and only from the repository's top folder: what lies below
+it, and Mistral's consolidated files, are other forms of the same weights. The config comes first, so that an
+architecture nobody knows is refused before gigabytes arrive. Cache, token and endpoint are huggingface_hub's own
+(HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE).
 """
 
+import errno
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,19 +18,24 @@ from steerpipe.model.families import find_family
 
 T = TypeVar("T")
 WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "LICENSE*", "README.md")
+UNWANTED = ("*/*", "consolidated*")
 _NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+(@[\w.\-/]+)?")
 
 
 def locate(model: str) -> Path:
     """The folder of `model`: itself if it is one, else fetched from the hub (`owner/name`, `owner/name@revision`)."""
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.exists():
+    try:
+        folder = Path(model).expanduser()
+        if model and folder.is_dir():  # an empty name, of an unset variable say, is not the current folder
+            return folder
+        is_file = folder.is_file()
+    except (OSError, RuntimeError):  # a name that no folder can have; a home folder of nobody
+        is_file = False
+    if is_file:
         raise HubError(f"{model} is a file", fix="give the folder that holds config.json and the weights")
     if not _NAME.fullmatch(model):
         raise HubError(
-            f"{model} is neither a folder nor a hub name",
+            f"{model or 'an empty name'} is neither a folder nor a hub name",
             fix="give a folder that exists, or a name such as owner/model",
         )
     name, _, revision = model.partition("@")
@@ -42,7 +49,11 @@ def _fetch(name: str, revision: str | None) -> Path:
     raw = read_json(config)
     family = find_family(str(raw.get("model_type", "unnamed")), name)
     read_spec(family, raw, f"config.json of {name}")
-    return Path(_asked(name, lambda: snapshot_download(name, revision=revision, allow_patterns=list(WANTED))))
+    commit = config.parent.name  # of this config: a push in between must not mix two versions
+    wanted, unwanted = list(WANTED), list(UNWANTED)
+    return Path(
+        _asked(name, lambda: snapshot_download(name, revision=commit, allow_patterns=wanted, ignore_patterns=unwanted))
+    )
 
 
 def _asked(name: str, call: Callable[[], T]) -> T:
@@ -59,33 +70,36 @@ def _asked(name: str, call: Callable[[], T]) -> T:
         ) from None
     except errors.RepositoryNotFoundError:
         raise HubError(
-            f"there is no model {name} on the hub, or it is private",
-            fix="check the spelling (owner/name); for a private model set HF_TOKEN",
+            f"there is neither a folder {name} here nor a model {name} on the hub, or it is private",
+            fix="check the spelling (owner/name, or the folder's path); for a private model set HF_TOKEN",
         ) from None
     except errors.RevisionNotFoundError:
         raise HubError(
             f"{name} has no such revision", fix="leave the @revision away, or name an existing one"
         ) from None
     except errors.LocalEntryNotFoundError as problem:
-        offline = "offline mode" in str(problem) or "HF_HUB_OFFLINE" in str(problem)
-        why = "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
+        cause = problem.__cause__ or problem
+        offline = isinstance(cause, errors.OfflineModeIsEnabled)
+        why = "HF_HUB_OFFLINE is set" if offline else f"the hub cannot be reached ({_line(cause)})"
         raise HubError(
-            f"{name} is not in the local cache and {why}",
+            f"there is no folder {name} here, the download cache does not hold all of it, and {why}",
             fix="connect to the network, or give a folder that holds the checkpoint",
         ) from None
     except errors.EntryNotFoundError:
         raise HubError(
             f"{name} has no config.json", fix="give a model in transformers' form, with safetensors"
         ) from None
-    except OSError as problem:
-        if problem.errno == 28:  # ENOSPC
+    except Exception as problem:  # noqa: BLE001  huggingface_hub and its HTTP client raise many kinds
+        if isinstance(problem, OSError) and problem.errno == errno.ENOSPC:
             raise CapacityError(
                 f"no room for {name}: {problem}", fix="free disk space, or set HF_HOME elsewhere"
             ) from None
         raise HubError(
-            f"{name} could not be fetched: {problem}", fix="check the network, then try again: what has arrived is kept"
+            f"{name} could not be fetched: {_line(problem)}",
+            fix="check the network, then try again: what has arrived is kept",
         ) from None
-    except Exception as problem:  # noqa: BLE001  huggingface_hub and its HTTP client raise many kinds
-        raise HubError(
-            f"{name} could not be fetched: {problem}", fix="check the network, then try again: what has arrived is kept"
-        ) from None
+
+
+def _line(problem: BaseException) -> str:
+    """The first line of an error that may have many, or its kind where it says nothing."""
+    return next((line for line in str(problem).splitlines() if line.strip()), type(problem).__name__)

@@ -5,6 +5,7 @@ into memory of its own (64-byte aligned, as torch allocates it), so loading dens
 """
 
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from steerpipe.core.errors import DamagedFileError, TensorError, TransferError
+from steerpipe.core.errors import CheckpointError, DamagedFileError, TensorError, TransferError
+from steerpipe.model.keys import counts
 from steerpipe.model.tensors import Shape
 
 DTYPES = {
@@ -40,10 +42,16 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
         size = file.stat().st_size
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
-                raise _damaged(file, f"its header should be {length} bytes, but the file has only {size}")
+            if size < 8:
+                raise _damaged(file, f"it has {size} bytes, not even the 8 of a header's length")
+            if length > min(size - 8, _MAX_HEADER_BYTES):
+                raise _damaged(file, f"its header should have {length} bytes, but the whole file has {size}")
             header = json.loads(stream.read(length))
-    except (UnicodeDecodeError, json.JSONDecodeError):
+    except OSError as problem:
+        raise CheckpointError(
+            f"{file} cannot be read: {problem.strerror}", fix="check that it is a file and its permissions"
+        ) from None
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, a number of thousands of digits, or nested too deep
         raise _damaged(file, "its header is not JSON") from None
     if not isinstance(header, dict):
         raise _damaged(file, "its header is not an object")
@@ -64,40 +72,44 @@ def read_tensor(entry: TensorEntry) -> Tensor:
     storage = torch.empty(entry.size_bytes, dtype=torch.uint8)
     if entry.size_bytes:
         view = memoryview(cast("Any", storage.numpy())).cast("B")
-        descriptor = os.open(entry.file, os.O_RDONLY)
         try:
-            done = 0
-            while done < entry.size_bytes:
-                got = os.preadv(descriptor, [view[done:]], entry.offset + done)
-                if got == 0:
-                    raise _damaged(entry.file, "it became shorter while it was read")
-                done += got
+            _read_into(view, entry)
         except OSError as problem:
             raise TransferError(
                 f"reading {entry.file} failed: {problem}", fix="check the disk, then try again"
             ) from None
-        finally:
-            os.close(descriptor)
     return storage.view(entry.dtype).reshape(entry.shape)
+
+
+def _read_into(view: memoryview, entry: TensorEntry) -> None:
+    descriptor = os.open(entry.file, os.O_RDONLY)
+    try:
+        done = 0
+        while done < entry.size_bytes:
+            got = os.preadv(descriptor, [view[done:]], entry.offset + done)
+            if got == 0:
+                raise _damaged(entry.file, "it became shorter while it was read")
+            done += got
+    finally:
+        os.close(descriptor)
 
 
 def _entry(file: Path, name: str, said: Any, data_start: int) -> TensorEntry:
     try:
-        shape = tuple(int(n) for n in said["shape"])
-        begin, end = (int(n) for n in said["data_offsets"])
-        stored = str(said["dtype"])
+        shape = counts(said["shape"])
+        begin, end = said["data_offsets"]
+        stored = said["dtype"]
+        if not (type(begin) is type(end) is int and type(stored) is str):  # True is an int, but not an offset
+            raise TypeError
     except (TypeError, KeyError, ValueError):
-        raise _damaged(file, f"its entry for {name!r} is not complete") from None
+        raise _damaged(file, f"its entry for {name!r} is not that of a tensor") from None
     if stored not in DTYPES:
         raise TensorError(
             f"{file.name}: {name} is stored as {stored}",
             fix=f"only {', '.join(DTYPES)} can be read: convert the checkpoint to bfloat16",
         )
-    elements = 1
-    for n in shape:
-        elements *= n
     dtype = DTYPES[stored]
-    if begin < 0 or end - begin != elements * dtype.itemsize or any(n < 0 for n in shape):
+    if begin < 0 or end - begin != math.prod(shape) * dtype.itemsize:
         raise _damaged(file, f"{name!r} of shape {list(shape)} cannot lie in bytes {begin} to {end}")
     return TensorEntry(file, dtype, shape, data_start + begin, end - begin)
 

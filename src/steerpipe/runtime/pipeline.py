@@ -6,7 +6,7 @@ with Pipeline("path/to/model") as pipe:
     print(pipe.generate("Once upon a time").text)
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,7 +14,7 @@ import torch
 
 from steerpipe.core.config import EngineConfig, load_config
 from steerpipe.core.errors import ConfigError, RequestError
-from steerpipe.core.events import Completion, SequenceFailed, TokenEvent
+from steerpipe.core.events import Completion
 from steerpipe.core.protocols import RoutingSink
 from steerpipe.core.resolve import ResolvedConfig, resolve
 from steerpipe.core.sampling import SamplingSettings
@@ -24,6 +24,7 @@ from steerpipe.engine.tokenizer import ChatMessage, TextCodec
 from steerpipe.model.decoder import Decoder
 from steerpipe.model.kv_cache import BLOCK, KvPool
 from steerpipe.model.weights import build_weights
+from steerpipe.runtime.answer import Answer, AnswerDesk
 from steerpipe.runtime.facts import gather_facts
 from steerpipe.runtime.generation import GenerationDefaults, read_defaults
 from steerpipe.runtime.models import open_model
@@ -66,7 +67,7 @@ class Pipeline:
         experts = ResidentExperts.load(source, dtype, device, progress)
         pool = KvPool(source.spec, dtype, device, capacity_blocks=0)
         pool.capacity_blocks = max(1, self.config.kv_memory_bytes // pool.block_bytes)
-        self._engine = Engine(
+        engine = Engine(
             Decoder(source.spec, weights, device), experts, pool, self.codec,
             end_tokens=self.defaults.end_tokens,
             max_context=min(self.config.max_context, pool.capacity_blocks * BLOCK),
@@ -74,6 +75,7 @@ class Pipeline:
             prefill_chunk=self.config.prefill_chunk,
             sink=sink,
         )  # fmt: skip
+        self._desk = AnswerDesk(engine)
 
     def generate(self, prompt: Prompt, *, raw: bool = False, **sampling: Any) -> Completion:
         """One answer, complete."""
@@ -84,21 +86,18 @@ class Pipeline:
     ) -> list[Completion]:
         """All answers, computed together, in the order of the prompts. An error in one of them is raised."""
         settings = self.settings(**sampling)
-        requests = [Request(self.encode(prompt, raw=raw), settings, batched) for prompt in prompts]
-        ids = [self._engine.submit(request) for request in requests]
+        requests = [self._request(prompt, raw, settings, batched) for prompt in prompts]
+        answers: list[Answer] = []
         try:
-            while not self._engine.idle:
-                for event in self._engine.step():
-                    if isinstance(event, SequenceFailed):
-                        raise event.error
-            return [self._engine.take_completion(i) for i in ids]
+            answers.extend(self._desk.submit(request) for request in requests)
+            return [answer.completion for answer in answers]
         finally:
-            for sequence_id in ids:
-                self._engine.cancel(sequence_id)
+            for answer in answers:
+                answer.cancel()
 
-    def stream(self, prompt: Prompt, *, raw: bool = False, **sampling: Any) -> "Answer":
+    def stream(self, prompt: Prompt, *, raw: bool = False, **sampling: Any) -> Answer:
         """An answer that comes token by token: iterate over it for TokenEvents; `.completion` afterwards."""
-        return Answer(self._engine, Request(self.encode(prompt, raw=raw), self.settings(**sampling)))
+        return self._desk.submit(self._request(prompt, raw, self.settings(**sampling)))
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> tuple[int, ...]:
         """The token ids that the model will see for a prompt."""
@@ -106,19 +105,23 @@ class Pipeline:
             if raw or not self.codec.has_chat_template:
                 return tuple(self.codec.encode(prompt, add_special=True))
             return tuple(self.codec.apply_chat([ChatMessage("user", prompt)]))
-        if all(isinstance(turn, ChatMessage) for turn in prompt):
+        if _is_chat(prompt):
             return tuple(self.codec.apply_chat([turn for turn in prompt if isinstance(turn, ChatMessage)]))
         ids = [i for i in prompt if isinstance(i, int)]
         if len(ids) != len(prompt):
             raise RequestError("the prompt mixes kinds", fix="give text, token ids, or chat messages")
         return tuple(ids)
 
+    def _request(self, prompt: Prompt, raw: bool, settings: SamplingSettings, batched: bool = False) -> Request:
+        chat = not raw and self.codec.has_chat_template if isinstance(prompt, str) else _is_chat(prompt)
+        return Request(self.encode(prompt, raw=raw), settings, batched=batched, continues=not chat)
+
     def settings(self, **sampling: Any) -> SamplingSettings:
         """The model's sampling defaults with the given values put in their place."""
         return self.defaults.settings.override(**sampling)
 
     def close(self) -> None:
-        self._engine.check_integrity()
+        self._desk.engine.check_integrity()
 
     def __enter__(self) -> Self:
         return self
@@ -127,31 +130,5 @@ class Pipeline:
         self.close()
 
 
-class Answer:
-    """Iterates over one request's TokenEvents. Leaving the loop early cancels the request."""
-
-    def __init__(self, engine: Engine, request: Request) -> None:
-        self._engine = engine
-        self._id = engine.submit(request)
-        self._completion: Completion | None = None
-
-    def __iter__(self) -> Iterator[TokenEvent]:
-        try:
-            while self._engine.runs(self._id):
-                for event in self._engine.step():
-                    if event.sequence != self._id:
-                        continue
-                    if isinstance(event, SequenceFailed):
-                        raise event.error
-                    yield event
-        finally:
-            self._engine.cancel(self._id)
-
-    @property
-    def completion(self) -> Completion:
-        """The whole answer; runs it to its end if nobody has iterated over it."""
-        if self._completion is None:
-            for _ in self:
-                pass
-            self._completion = self._engine.take_completion(self._id)
-        return self._completion
+def _is_chat(prompt: Sequence[int] | Sequence[ChatMessage]) -> bool:
+    return len(prompt) > 0 and all(isinstance(turn, ChatMessage) for turn in prompt)

@@ -11,7 +11,8 @@ from steerpipe.core.errors import CapacityError
 from steerpipe.model.checkpoint import Checkpoint, open_checkpoint
 from steerpipe.store.files import canonical_json, digest, disk_errors
 from steerpipe.store.manifest import SCHEMA
-from steerpipe.store.pack import PackOptions, write_pack
+from steerpipe.store.pack import write_pack
+from steerpipe.store.plan import PackOptions, copied_files
 from steerpipe.store.progress import Progress
 from steerpipe.store.reader import is_pack
 from steerpipe.store.source import stamp, weight_files
@@ -43,7 +44,7 @@ def cache_name(checkpoint: Checkpoint) -> str:
     snapshot = _SNAPSHOT.search(folder.as_posix())
     if snapshot:
         return f"{snapshot['repo'].removeprefix('models--')}-{snapshot['revision'][:16]}-v{SCHEMA}"
-    files = {*weight_files(checkpoint), *(file for file in folder.glob("*.json") if file.is_file())}
+    files = {*weight_files(checkpoint), *copied_files(folder)}
     key = digest(canonical_json([str(folder.resolve()), stamp(files)]))
     return f"{folder.name}-{key[:16]}-v{SCHEMA}"
 

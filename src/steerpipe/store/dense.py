@@ -26,7 +26,7 @@ SCALE = ".scale"
 @dataclass(frozen=True, slots=True)
 class WrittenDense:
     checksums: dict[str, str]  # by name in the file
-    sums: SquareSums
+    sums: SquareSums  # over the matrices that int8 packs
 
 
 def quantised_names(spec: ModelSpec, names: TensorNames) -> frozenset[str]:
@@ -61,6 +61,7 @@ def write_dense(checkpoint: Checkpoint, file: Path, form: DenseFormat, progress:
     sizes = {tensor.name: tensor.size_bytes for tensor in planned}
     checksums: dict[str, str] = {}
     sums = SquareSums()
+    matrices = quantised_names(checkpoint.spec, checkpoint.family.names)
     packed = _packed_names(checkpoint.spec, checkpoint.family.names, form)
     done_bytes, total_bytes = 0, sum(sizes.values())
     with TensorFile(file, planned) as out:
@@ -73,7 +74,8 @@ def write_dense(checkpoint: Checkpoint, file: Path, form: DenseFormat, progress:
             for part, tensor in parts.items():
                 checksums[part] = out.write(part, tensor)
                 done_bytes += sizes[part]
-            sums += square_sums(weight, restore(parts, name))
+            if name in matrices:
+                sums += square_sums(weight, restore(parts, name))
             progress(done_bytes, total_bytes)
     return WrittenDense(checksums, sums)
 

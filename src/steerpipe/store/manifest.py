@@ -1,15 +1,17 @@
 """`steerpipe.json`: what a pack holds, and how to know that it is whole. Written last, read first, strict both ways."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from steerpipe.core.errors import PackError
 from steerpipe.store.formats import DenseFormat, ExpertFormat
 from steerpipe.store.layout import BlockLayout, Part, place_block
 from steerpipe.store.loss import QuantReport
+
+T = TypeVar("T")
 
 SCHEMA = 1
 MANIFEST, EXPERTS, DENSE = "steerpipe.json", "experts.safetensors", "dense.safetensors"
@@ -100,20 +102,33 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _from_json(raw: dict[str, Any]) -> Manifest:
     _exact_keys(raw, Manifest)
+    _all(str, [raw[name] for name in ("steerpipe", "source", "config", "model_type", "ordered_by")])
+    _all(bool, [raw["lossless"]])
     form = ExpertFormat(raw.pop("expert_format"))
     loss, files = raw.pop("loss"), raw.pop("files")
     _exact_keys(loss, QuantReport)
-    order, checksums = raw.pop("order"), raw.pop("checksums")
+    order, checksums, dense_sums = raw.pop("order"), raw.pop("checksums"), raw.pop("dense_checksums")
     return Manifest(
         expert_format=form,
         classes=tuple(_class_from_json(each, form) for each in raw.pop("classes")),
-        order={int(layer): tuple(experts) for layer, experts in order.items()},
-        checksums={int(layer): tuple(sums) for layer, sums in checksums.items()},
+        order={int(layer): _all(int, experts) for layer, experts in order.items()},
+        checksums={int(layer): _all(str, sums) for layer, sums in checksums.items()},
         dense_format=DenseFormat(raw.pop("dense_format")),
-        files={name: FileRecord(**record) for name, record in files.items()},
+        dense_checksums=dict(zip(dense_sums, _all(str, dense_sums.values()), strict=True)),
+        files=_files_from_json(files),
         loss=QuantReport(**loss),
         **raw,
     )
+
+
+def _files_from_json(raw: dict[str, Any]) -> dict[str, FileRecord]:
+    missing = {EXPERTS, DENSE, "config.json"} - raw.keys()
+    outside = [name for name in raw if name != Path(name).name]
+    if missing or outside:
+        raise ValueError(f"files missing: {sorted(missing)}, not in the folder: {outside}")
+    _all(int, [record["size_bytes"] for record in raw.values()])
+    _all(str, [record["blake2b"] for record in raw.values()])
+    return {name: FileRecord(**record) for name, record in raw.items()}
 
 
 def _class_to_json(size_class: SizeClass) -> dict[str, Any]:
@@ -124,11 +139,20 @@ def _class_to_json(size_class: SizeClass) -> dict[str, Any]:
 
 def _class_from_json(raw: dict[str, Any], form: ExpertFormat) -> SizeClass:
     """The parts are written out for other readers; ours come from the rule, and must be the same."""
-    layout = place_block(form, raw["hidden"], raw["width"], raw["gate_up_group"], raw["down_group"])
+    shape = _all(int, [raw[name] for name in ("hidden", "width", "gate_up_group", "down_group")])
+    layout = place_block(form, *shape)
     said = tuple(Part(**part) for part in raw["parts"])
     if said != layout.parts or raw["block_bytes"] != layout.block_bytes:
         raise ValueError(f"the parts of a block are {said}, which is not how {form.value} lies")
-    return SizeClass(raw["tensor"], tuple(raw["layers"]), layout)
+    (tensor,) = _all(str, [raw["tensor"]])
+    return SizeClass(tensor, _all(int, raw["layers"]), layout)
+
+
+def _all(kind: type[T], values: Iterable[Any]) -> tuple[T, ...]:
+    found = tuple(values)
+    if not all(type(value) is kind for value in found):
+        raise TypeError(f"a {kind.__name__} was expected")
+    return found
 
 
 def _exact_keys(raw: dict[str, Any], kind: type) -> None:

@@ -57,15 +57,14 @@ def write_pack(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         return _existing(plan, out)
     report = progress or silent
-    copies = tuple(file.name for file in plan.copies)
-    with disk_errors(out), Workspace(out, plan.job, copies) as work:
+    names = (EXPERTS, DENSE, MANIFEST, *(file.name for file in plan.copies))
+    with disk_errors(out), Workspace(out, plan.job, names) as work:
         resumed = _resume(work.folder / EXPERTS, plan, work.journal)
         check_room(work.folder, _needed_bytes(plan, resumed))
         before = stamp(weight_files(checkpoint))
         _write_experts(checkpoint, work.folder / EXPERTS, plan, work.journal, report)
         dense = _write_dense(checkpoint, work.folder / DENSE, plan, report)
         if stamp(weight_files(checkpoint)) != before:
-            work.discard()
             raise PackError(f"{checkpoint.folder} changed while it was packed", fix="run the command again")
         manifest = _manifest(plan, work.journal.records, dense, _copy_files(plan, work.folder))
         write_file(work.folder / MANIFEST, manifest.to_bytes())

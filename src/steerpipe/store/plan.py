@@ -100,7 +100,7 @@ def plan_pack(checkpoint: Checkpoint, options: PackOptions) -> PackPlan:
     classes = _size_classes(checkpoint, form, options.group)
     rows = {each.tensor: sum(len(order[layer]) for layer in each.layers) for each in classes}
     dense = tuple(plan_dense(checkpoint, options.dense))
-    copies = tuple(sorted({f for pattern in _COPIED for f in checkpoint.folder.glob(pattern) if f.is_file()}))
+    copies = copied_files(checkpoint.folder)
     source = identify(checkpoint)
     state = [source, form.value, options.dense.value, options.group, list(order.values())]
     job = digest(canonical_json([SCHEMA, state, stamp(weight_files(checkpoint)), stamp(copies)]))
@@ -121,6 +121,11 @@ def plan_pack(checkpoint: Checkpoint, options: PackOptions) -> PackPlan:
         copies=copies,
         job=job,
     )  # fmt: skip
+
+
+def copied_files(folder: Path) -> tuple[Path, ...]:
+    """Config, tokenizer, template, card and licence of a checkpoint: what a pack takes along as it is."""
+    return tuple(sorted({file for pattern in _COPIED for file in folder.glob(pattern) if file.is_file()}))
 
 
 def _native_format(checkpoint: Checkpoint) -> ExpertFormat:

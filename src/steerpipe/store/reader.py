@@ -40,8 +40,8 @@ class BlockPlace:
 class Pack:
     """An opened pack: same contract as a Checkpoint, plus raw blocks. Many threads may read at once.
 
-    `verify` says whether checksums are compared at each read. The file stays open until the Pack is collected, so that a
-    pack that is removed or renamed meanwhile can still be read.
+    `verify` says whether checksums are compared at each read. The file stays open until the Pack is collected, so that
+    a pack that is removed or renamed meanwhile can still be read.
     """
 
     def __init__(self, folder: Path, family: Family, spec: ModelSpec, manifest: Manifest, *, verify: bool) -> None:
@@ -69,7 +69,7 @@ class Pack:
         return {name: restore(stored, name) for name in dense_tensors(self.spec, self.family.names)}
 
     def read_expert(self, layer: int, expert: int) -> tuple[Tensor, Tensor, Tensor]:
-        """gate [I, H], up [I, H], down [H, I]; float32 where they were quantised, as stored elsewhere. Reads the disk."""
+        """gate [I, H], up [I, H], down [H, I]; float32 if they were quantised, as stored otherwise. Reads the disk."""
         layout = self.layout(layer)
         dtype = torch.float32 if layout.format.quantised else getattr(torch, layout.format.value)
         return split(self.decode_block(layer, self.read_block(layer, expert), dtype))

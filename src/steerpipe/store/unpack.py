@@ -1,8 +1,6 @@
 """Pack → Hugging Face folder, which transformers loads."""
 
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +13,12 @@ from steerpipe.core.errors import PackError
 from steerpipe.model.checkpoint import read_json
 from steerpipe.model.tensors import dense_tensors, expert_names, expert_tensors
 from steerpipe.store.dense import SCALE, restore
-from steerpipe.store.files import check_room, disk_errors, publish, write_file
+from steerpipe.store.files import check_room, disk_errors, write_file
 from steerpipe.store.manifest import DENSE, EXPERTS
 from steerpipe.store.progress import Progress, silent
 from steerpipe.store.reader import Pack, open_pack
 from steerpipe.store.tensorfile import PlannedTensor, TensorFile, file_bytes, in_file_order
+from steerpipe.store.workspace import Workspace
 
 WEIGHTS = "model.safetensors"
 
@@ -35,8 +34,8 @@ class UnpackReport:
 
 
 def unpack(folder: Path, out: Path, progress: Progress | None = None) -> UnpackReport:
-    """Writes `out` whole or not at all. The weights are those of the pack to the last bit: their own dtype where nothing
-    was changed in packing, float32 everywhere else, because it holds every dequantised value exactly. Blocks."""
+    """Writes `out` whole or not at all. The weights are those of the pack to the last bit: their own dtype if packing
+    changed nothing, float32 otherwise, because it holds every dequantised value exactly. Blocks."""
     pack = open_pack(folder)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise PackError(f"{out} already exists", fix="choose another name, or remove it first")
@@ -44,18 +43,13 @@ def unpack(folder: Path, out: Path, progress: Progress | None = None) -> UnpackR
     copies = {name: record for name, record in pack.manifest.files.items() if name not in (EXPERTS, DENSE)}
     total_bytes = file_bytes(planned)
     check_room(out, total_bytes + sum(record.size_bytes for record in copies.values()))
-    partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
     config = _config(pack)
-    with disk_errors(out):
-        try:
-            partial.mkdir(parents=True)
-            _write_weights(pack, partial / WEIGHTS, planned, progress or silent)
-            for name in copies:
-                write_file(partial / name, (folder / name).read_bytes())
-            write_file(partial / "config.json", json.dumps(config, indent=2).encode() + b"\n")
-            publish(partial, out)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)  # gone already if all went well
+    with disk_errors(out), Workspace(out, f"unpack {pack.manifest.source}", (WEIGHTS, *copies)) as work:
+        _write_weights(pack, work.folder / WEIGHTS, planned, progress or silent)
+        for name in copies:
+            write_file(work.folder / name, (folder / name).read_bytes())
+        write_file(work.folder / "config.json", json.dumps(config, indent=2).encode() + b"\n")
+        work.finish()
     return UnpackReport(str(out), str(config.get("dtype", config.get("torch_dtype"))), len(planned), total_bytes)
 
 

@@ -1,4 +1,4 @@
-"""The folder in which a pack grows: `OUT.partial`, locked by its journal, renamed to `OUT` when it is whole."""
+"""The folder in which something grows: `OUT.partial`, locked by its journal, renamed to `OUT` when it is whole."""
 
 import errno
 import os
@@ -10,24 +10,25 @@ from typing import Self
 from steerpipe.core.errors import PackError
 from steerpipe.store.files import publish
 from steerpipe.store.journal import Journal
-from steerpipe.store.manifest import DENSE, EXPERTS, MANIFEST
 
 JOURNAL = "pack.journal"
 
 
 class Workspace:
-    """Made or taken over at start; given up, and left for the next run to continue, unless `finish` is reached."""
+    """Made, or taken over from a run that was stopped; only files called `names` are expected in it.
 
-    def __init__(self, out: Path, job: str, copies: tuple[str, ...]) -> None:
+    Left for the next run if it is stopped again; removed after a PackError: what lies there can never be good.
+    """
+
+    def __init__(self, out: Path, job: str, names: tuple[str, ...]) -> None:
         self.out = out
         self.folder = out.with_name(out.name + ".partial")
-        ours = {JOURNAL, EXPERTS, DENSE, MANIFEST, *copies}
         self.folder.mkdir(parents=True, exist_ok=True)
-        foreign = sorted(entry.name for entry in self.folder.iterdir() if entry.name not in ours)
+        foreign = sorted(entry.name for entry in self.folder.iterdir() if entry.name not in (JOURNAL, *names))
         if foreign:
             raise PackError(
-                f"{self.folder} is not an unfinished pack: it holds {foreign[0]}",
-                fix="move it away, or choose another name",
+                f"{self.folder} is in the way: it holds {foreign[0]}, which is not of this job",
+                fix="move that folder away, or choose another name",
             )
         self.journal = Journal(self.folder / JOURNAL, job)
 
@@ -43,16 +44,14 @@ class Workspace:
             ) from None
         (self.out / JOURNAL).unlink()
 
-    def discard(self) -> None:
-        """Removes everything: what lies here can never become a good pack."""
-        shutil.rmtree(self.folder)
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(problem, PackError):
+            shutil.rmtree(self.folder, ignore_errors=True)
         self.journal.close()
 
 

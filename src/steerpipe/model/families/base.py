@@ -5,16 +5,7 @@ from dataclasses import dataclass
 
 from steerpipe.core.errors import UnsupportedConfigError
 from steerpipe.model.families.rope import read_rope
-from steerpipe.model.keys import (
-    ConfigKeys,
-    above_zero,
-    count,
-    counts,
-    expert_count,
-    flag,
-    layer_count,
-    positive,
-)
+from steerpipe.model.keys import ConfigKeys, above_zero, count, counts, expert_count, flag, layer_count, positive
 from steerpipe.model.spec import AttentionSpec, DenseMlpSpec, LayerSpec, ModelSpec, MoeSpec, RopeKind
 from steerpipe.model.tensors import TensorNames
 
@@ -64,10 +55,12 @@ def read_heads(keys: ConfigKeys, *, kv_default: int | None = None, head_dim_key:
     kv_heads = keys.understood("num_key_value_heads", positive, kv_default or heads)
     hidden = keys.required("hidden_size", positive)
     head_dim = (keys.optional("head_dim", positive) if head_dim_key else None) or hidden // heads
-    if heads % kv_heads or (not head_dim_key and hidden % heads) or head_dim % 2:
+    if heads % kv_heads or (not head_dim_key and hidden % heads) or head_dim % 2 or not head_dim:
         raise UnsupportedConfigError(
-            f"{heads} heads of {head_dim} over {kv_heads} key-value heads do not fit a width of {hidden}",
-            fix="heads must be a multiple of num_key_value_heads, and a head's width even",
+            f"{keys.where} asks for {heads} heads of {head_dim} over {kv_heads} key-value heads "
+            f"in a width of {hidden}, which do not fit each other",
+            fix="num_attention_heads must be a multiple of num_key_value_heads, and a head's width even: "
+            "take config.json from the model's own repository",
         )
     return heads, kv_heads, head_dim
 
@@ -98,6 +91,7 @@ def read_moe(keys: ConfigKeys, *, width: str, renormalise: bool, shared_width: i
     top_k = keys.required("num_experts_per_tok", positive)
     if top_k > experts:
         raise UnsupportedConfigError(
-            f"num_experts_per_tok is {top_k}, but there are only {experts} experts", fix="correct config.json"
+            f"{keys.where} says num_experts_per_tok = {top_k}, but there are only {experts} experts",
+            fix="take config.json from the model's own repository",
         )
     return MoeSpec(experts, top_k, keys.required(width, positive), renormalise, shared_width)

@@ -48,7 +48,8 @@ def _read_llama3(rope: ConfigKeys, spec: RopeSpec, context: int) -> RopeSpec:
     low, high = rope.required("low_freq_factor", above_zero), rope.required("high_freq_factor", above_zero)
     if low >= high:
         raise UnsupportedConfigError(
-            f"low_freq_factor is {low} and high_freq_factor {high}", fix="the low one must be below the high one"
+            f"{rope.where} has low_freq_factor = {low} and high_freq_factor = {high}",
+            fix="the low one must be below the high one: take config.json from the model's own repository",
         )
     return RopeSpec(
         spec.kind, spec.theta, spec.dim,
@@ -81,7 +82,8 @@ def _read_longrope(rope: ConfigKeys, spec: RopeSpec, context: int) -> RopeSpec:
     short = rope.required("short_factor", factors)
     if len(short) != spec.dim // 2:
         raise UnsupportedConfigError(
-            f"short_factor has {len(short)} entries for {spec.dim // 2} rotated pairs", fix="correct config.json"
+            f"{rope.where} has a short_factor of {len(short)} entries for {spec.dim // 2} rotated pairs",
+            fix="take config.json from the model's own repository",
         )
     return RopeSpec(
         spec.kind, spec.theta, spec.dim, original_context=original, short_factor=short,
