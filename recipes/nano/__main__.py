@@ -1,11 +1,11 @@
 """The recipe's commands. `python -m recipes.nano COMMAND --help` says what each needs.
 
-    tokenizer  --corpus DIR --out DIR                     learn the vocabulary
-    train      --corpus DIR --tokenizer DIR --out DIR     train, or go on; exports OUT/hf when the plan is done
-    evaluate   MODEL_DIR --corpus DIR                     held-out bits per byte, by source
-    routing    MODEL_DIR --corpus DIR                     load, locality and lookahead on held-out text
-    agreement  MODEL_DIR OTHER_DIR --corpus DIR           how often two models' greedy choices agree on held-out text
-    answers    MODEL_DIR --prompts FILE                   do answers end, do they loop
+tokenizer  --corpus DIR --out DIR                     learn the vocabulary
+train      --corpus DIR --tokenizer DIR --out DIR     train, or go on; exports OUT/hf when the plan is done
+evaluate   MODEL_DIR --corpus DIR                     held-out bits per byte, by source
+routing    MODEL_DIR --corpus DIR                     load, locality and lookahead on held-out text
+agreement  MODEL_DIR OTHER_DIR --corpus DIR           how often two models' greedy choices agree on held-out text
+answers    MODEL_DIR --prompts FILE                   do answers end, do they loop
 """
 
 import argparse
@@ -18,8 +18,7 @@ from typing import Any
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")  # some machines advertise AMX and trap on it
 
-from recipes.nano import commands  # noqa: E402
-
+from recipes.nano import commands
 
 COMMANDS: dict[str, Callable[..., int | None]] = {
     "tokenizer": commands.learn_tokenizer,
@@ -60,8 +59,12 @@ def parser() -> argparse.ArgumentParser:
 
 def _train_arguments(train: argparse.ArgumentParser) -> None:
     train.add_argument("--preset", choices=("nano", "draft", "smoke"), default="nano")
-    train.add_argument("--smoke", action="store_const", const="smoke", dest="preset", help="the same code, tiny, on a CPU")
-    train.add_argument("--tokenizer", type=Path, help="folder of tokenizer.json; learnt into OUT/tokenizer if not given")
+    train.add_argument(
+        "--smoke", action="store_const", const="smoke", dest="preset", help="the same code, tiny, for a CPU"
+    )
+    train.add_argument(
+        "--tokenizer", type=Path, help="folder of tokenizer.json; learnt into OUT/tokenizer if not given"
+    )
     train.add_argument("--teacher", type=Path, help="Hugging Face folder to distil from (draft)")
     train.add_argument("--minutes", type=float, default=9.0, help="stop by the clock; the same command goes on later")
     train.add_argument("--plan", type=json.loads, default={}, help="JSON that replaces values of the preset's plan")

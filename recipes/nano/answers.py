@@ -34,7 +34,8 @@ class Chat:
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         self.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, padding_side="left")
-        self.model = AutoModelForCausalLM.from_pretrained(folder).to(device).eval()
+        auto: Any = AutoModelForCausalLM  # its methods are wrapped in a way that type checkers misread
+        self.model = auto.from_pretrained(folder).to(device).eval()
         self.device = device
 
     @torch.no_grad()
@@ -48,7 +49,9 @@ class Chat:
         batch = self.tokenizer.pad({"input_ids": encoded}, return_tensors="pt").to(self.device)
         torch.manual_seed(seed)
         out = self.model.generate(**{k: batch[k] for k in ("input_ids", "attention_mask")}, **sampling)
-        return [self._cut(p, row) for p, row in zip(prompts, out[:, batch["input_ids"].shape[1] :].tolist(), strict=True)]
+        return [
+            self._cut(p, row) for p, row in zip(prompts, out[:, batch["input_ids"].shape[1] :].tolist(), strict=True)
+        ]
 
     def _cut(self, prompt: str, ids: list[int]) -> Answer:
         stops = self.model.generation_config.eos_token_id

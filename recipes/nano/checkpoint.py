@@ -47,7 +47,7 @@ def save_checkpoint(folder: Path, model: Decoder, optimizer: MuonAdamW, plan: Tr
 
 @torch.no_grad()
 def load_checkpoint(folder: Path, model: Decoder, optimizer: MuonAdamW, plan: TrainPlan) -> Progress | None:
-    """Restore in place and return where the run stood; None if there is no checkpoint. Another shape or plan is an error."""
+    """Restore in place and return where the run stood; None without a checkpoint. Another shape or plan is an error."""
     path = folder / CHECKPOINT
     if not path.exists():
         return None
@@ -67,6 +67,4 @@ def _require_same(path: Path, what: str, stored: dict[str, Any], wanted: dict[st
     different = {name for name in stored.keys() | wanted.keys() if stored.get(name) != wanted.get(name)}
     if different:
         changes = ", ".join(f"{name} {stored.get(name)} -> {wanted.get(name)}" for name in sorted(different))
-        raise ValueError(f"{path} belongs to another {what} ({changes}); use another --out, or delete it to start again")
-
-
+        raise ValueError(f"{path} belongs to another {what} ({changes}); use another --out, or delete the file")

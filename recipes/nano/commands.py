@@ -35,7 +35,7 @@ def train(
     plan: dict[str, Any],
     seed: int | None,
 ) -> int:
-    """Train until the plan is done (exit 0, OUT/hf written and scored) or the minutes are over (exit 75: call again)."""
+    """Train until the plan is done (exit 0, OUT/hf written and scored) or the clock runs out (exit 75: call again)."""
     start = time.monotonic()
     shape = PRESETS[preset].shape
     settled = PRESETS[preset].plan.changed(**plan, seed=seed)
@@ -73,8 +73,9 @@ def routing(model: Path, corpus: Path, figures_to: Path | None) -> None:
 
 def agreement(model: Path, other: Path, corpus: Path, figures_to: Path | None) -> None:
     """Share of held-out positions at which both models' most likely token is the same."""
-    both = (import_model(folder, pick_device()) for folder in (model, other))
-    _report({"greedy_agreement": greedy_agreement(*both, _held_out(model, corpus), BATCH_TOKENS)}, figures_to)
+    mine, theirs = (import_model(folder, pick_device()) for folder in (model, other))
+    share = greedy_agreement(mine, theirs, _held_out(model, corpus), BATCH_TOKENS)
+    _report({"greedy_agreement": round(share, 4)}, figures_to)
 
 
 def answers(model: Path, prompts: Path, sampling: dict[str, Any], figures_to: Path | None) -> None:
@@ -92,4 +93,3 @@ def _report(figures: dict[str, Any], path: Path | None) -> None:
     print(json.dumps(figures), flush=True)
     if path is not None:
         path.write_text(json.dumps(figures, indent=1) + "\n")
-

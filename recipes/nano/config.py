@@ -4,7 +4,7 @@ A shape fixes the architecture and is what `config.json` says. A plan fixes ever
 weights and nothing that does not (where files lie, when to stop), so that a resumed run can refuse another plan.
 """
 
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 END_OF_TEXT = "<|endoftext|>"
@@ -42,22 +42,23 @@ class ModelShape:
         return self.hidden // self.heads
 
 
-# Times each source is read per epoch. Held-out text is 47 % Topical-Chat by bytes, the training text 3 %, and it is the
-# only source in which people simply talk about the world: read it more often. MDN is one large dialect: read it less.
-SOURCE_WEIGHTS = {"topical_chat": 4.0, "mdn": 0.5}
+# Times each source is read per epoch, 1 if not named. MDN is one large dialect: read it less. Topical-Chat (47 % of the
+# held-out bytes, 3 % of the training text) must not be read more: after 44 passes it was memorised, 1.40 bits per byte
+# against 0.98 after 7.5.
+SOURCE_WEIGHTS = {"mdn": 0.5}
 
 
 @dataclass(frozen=True)
 class TrainPlan:
     """Everything that decides the weights, given a shape, a corpus and a tokenizer."""
 
-    epochs: float = 10.0
-    tokens_per_step: int = 65_536
-    matrix_rate: float = 6e-3  # Muon, in units where an update has RMS 0.2 (see optimizer.py)
-    vector_rate: float = 4e-3  # AdamW: embeddings, routers, norms, biases
+    epochs: float = 7.5
+    tokens_per_step: int = 32_768
+    matrix_rate: float = 1e-2  # Muon, in units where an update has RMS 0.2 (see optimizer.py)
+    vector_rate: float = 8e-3  # AdamW: embeddings, routers, norms, biases
     weight_decay: float = 0.1
     warmup_steps: int = 100
-    dropout: float = 0.0
+    dropout: float = 0.1
     balance_loss: float = 1e-2
     router_z_loss: float = 1e-4
     teacher_share: float = 0.0  # of the loss, taken as cross entropy to a teacher's distribution (draft only)
@@ -65,6 +66,7 @@ class TrainPlan:
     source_weights: dict[str, float] = field(default_factory=lambda: dict(SOURCE_WEIGHTS))
 
     def changed(self, **changes: Any) -> Self:
+        """With other values, where they are not None. An unknown name is a TypeError."""
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
 
@@ -78,13 +80,11 @@ PRESETS = {
     "nano": Preset(ModelShape(), TrainPlan()),
     "draft": Preset(
         ModelShape(layers=4, hidden=160, heads=5, experts=0, top_k=0, expert_width=0, shared_width=0, dense_width=512),
-        TrainPlan(epochs=6.0, weight_decay=0.02, teacher_share=0.7),
+        TrainPlan(epochs=1.5, weight_decay=0.02, dropout=0.0, teacher_share=0.7),
     ),
     "smoke": Preset(
-        ModelShape(
-            vocabulary=320, context=64, layers=2, hidden=32, heads=2, experts=8, top_k=2, expert_width=16, shared_width=32
-        ),
-        TrainPlan(epochs=2.0, tokens_per_step=256, warmup_steps=2, dropout=0.1),
+        ModelShape(320, 64, layers=2, hidden=32, heads=2, experts=8, top_k=2, expert_width=16, shared_width=32),
+        TrainPlan(epochs=2.0, tokens_per_step=256, warmup_steps=2),
     ),
 }
 
@@ -92,11 +92,3 @@ PRESETS = {
 def plain(value: ModelShape | TrainPlan) -> dict[str, Any]:
     """As JSON types, for checkpoint headers and logs."""
     return asdict(value)
-
-
-def shape_from(values: dict[str, Any]) -> ModelShape:
-    """The inverse of `plain` for a shape. An unknown key is an error."""
-    unknown = set(values) - {f.name for f in fields(ModelShape)}
-    if unknown:
-        raise ValueError(f"unknown keys in a model shape: {sorted(unknown)}; was it written by another version?")
-    return ModelShape(**values)

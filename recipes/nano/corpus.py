@@ -1,13 +1,13 @@
 """Text on disk to batches of token windows.
 
 The unit of training is the unit of evaluation: a *window* of at most `context` tokens from one document. Its first
-token is predicted from <|endoftext|>, so that every token of a text is predicted exactly once and no window knows another one:
+token is predicted from <|endoftext|>, so every token of a text is predicted exactly once and no window knows another:
 
     inputs   <|endoftext|>  t0  t1 ... t1022
     targets             t0  t1  t2 ... t1023
 
-A batch is flat: windows laid end to end over exactly `tokens_per_step` positions, with the boundaries in `bounds`; a window
-that crosses the end of a batch goes on as a new window in the next one. Nothing is padded.
+A batch is flat: windows laid end to end over exactly `tokens_per_step` positions, with the boundaries in `bounds`. A
+window that crosses the end of a batch goes on as a new window in the next one. Nothing is padded.
 """
 
 import gzip
@@ -36,7 +36,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Tokens:
-    """A tokenised collection: document i is `ids[starts[i]:starts[i + 1]]`, of `sources[i]`, `text_bytes[i]` long in UTF-8."""
+    """Document i is `ids[starts[i]:starts[i + 1]]`, of `sources[i]`, and `text_bytes[i]` long in UTF-8."""
 
     ids: npt.NDArray[np.uint16]
     starts: Ints
@@ -54,7 +54,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Batch:
-    """`inputs[i]` is seen at position `positions[i]` of its window and should predict `targets[i]`; window j is bounds[j:j+2]."""
+    """`inputs[i]`, at `positions[i]` of its window, should predict `targets[i]`; window j starts at `bounds[j]`."""
 
     inputs: Ints
     targets: Ints
@@ -66,7 +66,7 @@ def read_documents(corpus: Path, pattern: str) -> Iterator[Document]:
     """Stream `{"src", "text"}` lines of all files of `corpus` that match, in name order."""
     paths = sorted(corpus.glob(pattern))
     if not paths:
-        raise FileNotFoundError(f"no {pattern} in {corpus}; the corpus is a folder of train-*.jsonl.gz and heldout.jsonl.gz")
+        raise FileNotFoundError(f"no {pattern} in {corpus}; a corpus is train-*.jsonl.gz and heldout.jsonl.gz")
     for path in paths:
         with gzip.open(path, "rt", encoding="utf-8") as lines:
             for line in lines:
@@ -75,11 +75,11 @@ def read_documents(corpus: Path, pattern: str) -> Iterator[Document]:
 
 
 def tokenise(documents: Iterator[Document], tokenizer: Tokenizer, close: bool) -> Tokens:
-    """Encode all documents; with `close` each ends in <|endoftext|>, so that a model learns to stop (training, not scoring)."""
+    """Encode all documents. With `close` each ends in <|endoftext|>: models learn to stop there; never scored."""
     ids, lengths, sources, text_bytes = [], [], [], []
     while chunk := list(islice(documents, 2048)):
         for document, encoding in zip(chunk, tokenizer.encode_batch([d.text for d in chunk]), strict=True):
-            piece = encoding.ids + [END_OF_TEXT_ID] if close else encoding.ids
+            piece = [*encoding.ids, END_OF_TEXT_ID] if close else encoding.ids
             ids.append(np.array(piece, dtype=np.uint16))
             lengths.append(len(piece))
             sources.append(document.source)
@@ -88,7 +88,7 @@ def tokenise(documents: Iterator[Document], tokenizer: Tokenizer, close: bool) -
 
 
 def split_held_back(tokens: Tokens, seed: int) -> tuple[Tokens, Tokens]:
-    """(train, held back): a fixed sample of every source, to watch overfitting without ever looking at held-out text."""
+    """(train, held back): a fixed sample of every source shows overfitting without a look at held-out text."""
     rng = np.random.default_rng([seed, 1])
     chosen = []
     for source in np.unique(tokens.sources):
@@ -102,8 +102,8 @@ def split_held_back(tokens: Tokens, seed: int) -> tuple[Tokens, Tokens]:
 def epoch_windows(tokens: Tokens, context: int, weights: dict[str, float], seed: int, epoch: int) -> Ints:
     """Windows (first, last + 1) of one epoch in training order, as [windows, 2].
 
-    Documents are repeated by the weight of their source (a fraction is a probability). Those longer than the context are cut at a
-    phase drawn anew each epoch, so that no epoch sees the same windows again.
+    Documents are repeated by the weight of their source (a fraction is a probability). Those longer than the context
+    are cut at a phase drawn anew each epoch, so that no epoch sees the same windows again.
     """
     rng = np.random.default_rng([seed, 2, epoch])
     weight = np.array([weights.get(str(source), 1.0) for source in tokens.sources])
@@ -149,7 +149,7 @@ def _flat_batch(ids: npt.NDArray[np.uint16], start: Ints, stop: Ints, offset: In
     flat = np.arange(stop[-1])
     where = flat + np.repeat(offset, lengths)
     targets = ids[where].astype(np.int64)
-    inputs = ids[where - 1].astype(np.int64)  # at a window's start this is a neighbour's token: replaced on the next line
+    inputs = ids[where - 1].astype(np.int64)  # wrong at a window's start: next line
     inputs[start] = END_OF_TEXT_ID
     bounds = np.concatenate([[0], stop]).astype(np.int32)
     return Batch(inputs, targets, flat - np.repeat(start, lengths), bounds)

@@ -29,7 +29,7 @@ def place(batch: Batch, device: torch.device) -> DeviceBatch:
     bounds = batch.bounds
     if device.type == "cuda":
         if len(bounds) > MOST_WINDOWS:
-            raise ValueError(f"{len(bounds) - 1} windows in one batch, at most {MOST_WINDOWS - 1} fit; are documents this short?")
+            raise ValueError(f"{len(bounds) - 1} windows in a batch; raise MOST_WINDOWS above {MOST_WINDOWS}")
         bounds = np.pad(bounds, (0, MOST_WINDOWS - len(bounds)), mode="edge")
     return DeviceBatch(*(_send(array, device) for array in (batch.inputs, batch.targets, batch.positions, bounds)))
 
@@ -49,8 +49,9 @@ def compile_blocks(model: Decoder) -> None:
 class CapturedStep(Generic[Result]):
     """A function of a batch that leaves gradients behind, replayed as one CUDA graph.
 
-    Launching nano's forward and backward from Python takes 103 ms a step, computing them about 60. Every shape is fixed, so
-    the graph is captured once. Its results and the gradients are overwritten by each call: never clear the gradients.
+    Launching nano's forward and backward from Python takes 103 ms on one H200, computing them 38 (32,768 tokens).
+    Every shape is fixed, so one graph serves all steps. Each call overwrites the results and the gradients of the last
+    one: never clear the gradients.
     """
 
     def __init__(self, function: Callable[[DeviceBatch], Result], clear_gradients: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
 """Bits per byte: the one figure that compares models across tokenizers.
 
-nats of all tokens of a text / ln 2 / UTF-8 bytes of the text, over windows of `context` tokens cut from each document's first
-token. The first token of a window is predicted from <|endoftext|> alone; nothing is carried over; nothing else is scored.
+nats of all tokens of a text / ln 2 / UTF-8 bytes of the text, over windows of `context` tokens cut from each document's
+first token. A window's first token is predicted from <|endoftext|> alone; nothing is carried over, nothing else scored.
 """
 
 import math
@@ -42,7 +42,8 @@ def bits_per_byte(model: Decoder, tokens: Tokens, batch_tokens: int) -> dict[str
     scores = {}
     for source in np.unique(tokens.sources):
         mine = tokens.sources == source
-        scores[str(source)] = Score(float(nats[mine].sum()), int(lengths[mine].sum()), int(tokens.text_bytes[mine].sum()))
+        sums = (values[mine].sum().item() for values in (nats, lengths, tokens.text_bytes))
+        scores[str(source)] = Score(*sums)
     scores["total"] = sum(scores.values(), start=Score(0.0, 0, 0))
     return scores
 

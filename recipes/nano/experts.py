@@ -4,6 +4,7 @@ The pilot computed all 60 experts for every token as one masked dense product: 1
 Legend: T tokens, k experts per token, R = T * k routed rows, E experts, H hidden, W expert width.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ class Dispatch(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
         order, place = ctx.saved_tensors
-        return Combine.apply(gradient, order, place), None, None
+        return combine(gradient, order, place), None, None
 
 
 class Combine(torch.autograd.Function):
@@ -38,7 +39,11 @@ class Combine(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
         order, place = ctx.saved_tensors
-        return Dispatch.apply(gradient, order, place), None, None
+        return dispatch(gradient, order, place), None, None
+
+
+dispatch: Callable[[Tensor, Tensor, Tensor], Tensor] = Dispatch.apply
+combine: Callable[[Tensor, Tensor, Tensor], Tensor] = Combine.apply
 
 
 def top_k(probability: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -62,17 +67,17 @@ def routed_experts(x: Tensor, weight: Tensor, expert: Tensor, gate_up: Tensor, d
     order, bounds = sort_rows(expert.flatten(), len(gate_up))
     place = torch.empty_like(order)
     place = place.scatter(0, order, torch.arange(tokens * k, device=x.device)).view(tokens, k)
-    rows = Dispatch.apply(x, order, place)  # [R, H]
+    rows = dispatch(x, order, place)  # [R, H]
     gate, up = F.grouped_mm(rows, gate_up.transpose(1, 2), offs=bounds).chunk(2, -1)  # [R, W] each
     # The weight is applied on the narrow side: W columns instead of H, and the down product is linear.
-    active = F.silu(gate) * up * Dispatch.apply(weight.reshape(-1, 1), order, place.view(-1, 1))
+    active = F.silu(gate) * up * dispatch(weight.reshape(-1, 1), order, place.view(-1, 1))
     out = F.grouped_mm(active, down.transpose(1, 2), offs=bounds)  # [R, H]
     load = torch.diff(bounds, prepend=bounds.new_zeros(1))
-    return Combine.apply(out, order, place), load
+    return combine(out, order, place), load
 
 
 def sort_rows(expert: Tensor, experts: int) -> tuple[Tensor, Tensor]:
-    """Order that sorts rows by expert (stable: the result does not depend on the sort), and the end of each group [E] int32."""
+    """The order that sorts rows by expert, stable, and the end of each expert's group [E] int32."""
     ids, order = torch.sort(expert.to(torch.uint8) if experts <= 256 else expert, stable=True)
     column = torch.arange(experts, device=expert.device, dtype=ids.dtype)
     return order, torch.searchsorted(ids, column, right=True, out_int32=True)

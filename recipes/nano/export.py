@@ -15,7 +15,7 @@ from torch import Tensor
 from recipes.nano.config import CHAT_END_ID, END_OF_TEXT_ID, ModelShape
 from recipes.nano.model import Block, Decoder, DenseMlp, MoeMlp
 
-# Chosen on the 80 MT-bench openers: see benchmarks/notes/2026-11-15-nano-training.md.
+# A starting point, not yet measured: `python -m recipes.nano answers` on chat openers is how to choose them.
 GENERATION_DEFAULTS = {
     "do_sample": True,
     "temperature": 0.7,

@@ -25,7 +25,7 @@ _CAUSAL: dict[str, Any] = (
 
 
 class Layout(NamedTuple):
-    """Where each position lies: rotary tables [T, D] and window bounds, int32, padded with T (an empty window) on a GPU."""
+    """Where each position lies: rotary tables [T, D] and window bounds (int32; on a GPU padded by empty windows)."""
 
     cosine: Tensor
     sine: Tensor
@@ -60,8 +60,8 @@ def window_attention(query: Tensor, key: Tensor, value: Tensor, layout: Layout, 
         return varlen_attn(query, key, value, layout.bounds, layout.bounds, context, context, **_CAUSAL)  # type: ignore[return-value]
     pieces = []
     for low, high in pairwise(layout.bounds.tolist()):
-        window = (part[low:high].transpose(0, 1)[None] for part in (query, key, value))  # [1, N, window, D]
-        pieces.append(F.scaled_dot_product_attention(*window, is_causal=True)[0].transpose(0, 1))
+        q, k, v = (part[low:high].transpose(0, 1)[None] for part in (query, key, value))  # [1, N, window, D]
+        pieces.append(F.scaled_dot_product_attention(q, k, v, is_causal=True)[0].transpose(0, 1))
     return torch.cat(pieces)
 
 
@@ -118,7 +118,8 @@ class Block(nn.Module):
         normed = rms_norm(x, self.attention_norm, self.shape.norm_epsilon, compute)
         qkv = linear(normed, self.qkv.flatten(0, 1), self.qkv_bias).unflatten(-1, (3, self.shape.heads, -1))
         query, key, value = qkv.unbind(1)  # [T, N, D]
-        mixed = window_attention(rotate(query, layout), rotate(key, layout), value.contiguous(), layout, self.shape.context)
+        query, key = rotate(query, layout), rotate(key, layout)
+        mixed = window_attention(query, key, value.contiguous(), layout, self.shape.context)
         return x + F.dropout(linear(mixed.flatten(1), self.out), self.dropout, self.training)
 
     def normed(self, x: Tensor, compute: torch.dtype) -> Tensor:
@@ -143,7 +144,7 @@ class Decoder(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Normal, scaled by fan-in; what is added to the residual stream also by depth; routers small, so that all experts start even."""
+        """Normal, scaled by fan-in, and by depth where added to the residual stream; small routers start even."""
         for name, parameter in self.named_parameters():
             scale = 0.5 / math.sqrt(parameter.shape[-1])
             if name.endswith((".out", ".down")):
@@ -192,6 +193,7 @@ def soft_cross_entropy(hidden: Tensor, embedding: Tensor, teacher_logits: Tensor
 
 
 def load_entropy(load: Tensor) -> Tensor:
-    """Entropy of the share of rows that each expert gets [..., E], as a part of the even load's: 1 is even, 0 is one expert."""
+    """Entropy of the rows per expert [..., E] as a part of an even load's: 1 is even, 0 is one expert."""
     share = load.double() / load.sum(-1, keepdim=True)
-    return torch.special.entr(share).sum(-1) / math.log(load.shape[-1])
+    entropy: Tensor = torch.special.entr(share).sum(-1)
+    return entropy / math.log(load.shape[-1])

@@ -1,7 +1,7 @@
 """Muon for matrices, AdamW for everything else, in one object whose state is a flat dict of tensors.
 
-Muon moves each matrix along the orthogonalised momentum of its gradient. Updates are scaled to an RMS of 0.2 per entry, about
-that of an AdamW step, so that one learning rate suits every shape and rates are comparable between the two.
+Muon moves each matrix along the orthogonalised momentum of its gradient. Updates are scaled to an RMS of 0.2 per entry,
+about that of an AdamW step, so that one rate suits every shape and rates are comparable between the two.
 Momentum is orthogonalised in batches: all matrices of one size in the whole model at once (4,320 experts' in nano).
 """
 
@@ -19,8 +19,8 @@ _VECTOR_LIKE = ("embedding", "router", "shared_gate")  # rows are looked up or c
 
 
 def newton_schulz(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Approximate U V^T of each matrix [n, rows, columns], rows <= columns; singular values land between about 0.7 and 1.2."""
-    x = matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    """About U V^T of each matrix [n, rows, columns], rows <= columns: singular values land between 0.7 and 1.2."""
+    x: Tensor = matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(steps):
         gram = x @ x.mT
         x = 3.4445 * x + (2.0315 * gram @ gram - 4.7750 * gram) @ x
@@ -68,13 +68,13 @@ class MuonAdamW:
                 _wide(parameter).add_(piece.to(parameter.dtype), alpha=-rate * UPDATE_RMS * columns**0.5)
 
     def _step_vectors(self, rate: float) -> None:
-        values = list(self.vectors.values())
-        gradients = [_gradient(p) for p in values]
+        values: list[Tensor] = list(self.vectors.values())
+        gradients = [_gradient(p) for p in self.vectors.values()]
         first, second = [self.first[name] for name in self.vectors], list(self.second.values())
         torch._foreach_lerp_(first, gradients, 1 - BETAS[0])
         torch._foreach_mul_(second, BETAS[1])
         torch._foreach_addcmul_(second, gradients, gradients, 1 - BETAS[1])
-        scale = torch._foreach_div(second, 1 - BETAS[1] ** self.steps)
+        scale = torch._foreach_div(second, 1 - BETAS[1] ** self.steps)  # noqa: SLF001
         torch._foreach_sqrt_(scale)
         torch._foreach_add_(scale, EPSILON)
         decayed = [p for p in values if p.ndim >= 2]  # norms and biases are not

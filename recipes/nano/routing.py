@@ -2,7 +2,7 @@
 
 load entropy    of the share of tokens that each expert of a layer gets; 1 is even
 reuse           share of a token's experts that the token before it used in the same layer
-lookahead       share of layer l + d's experts among the top-k of its own router (and norm) applied to the residual stream
+lookahead       share of layer l + d's experts among the top-k of its own norm and router applied to the residual stream
                 after the attention of layer l, before any expert of layers l ... l + d - 1 has run
 LRU hit rate    of one least-recently-used cache over all (layer, expert) pairs, decoding documents one after the other
 """
@@ -27,7 +27,7 @@ RESIDENCIES = (0.125, 0.25, 0.4, 0.5)
 
 @dataclass(frozen=True)
 class Routed:
-    """One batch: the experts of every layer and token, and what lookahead from each layer would have said d layers ahead."""
+    """One batch: the experts of every layer and token, and what lookahead from each layer would have said."""
 
     experts: Tensor  # [layers, T, k]
     guesses: dict[int, Tensor]  # depth -> [layers - depth, T, k]; entry l is the guess for layer l + depth
@@ -94,7 +94,7 @@ def routing_statistics(model: Decoder, tokens: Tokens, batch_tokens: int, lru_to
 
 
 def lru_hit_rate(trace: np.ndarray[Any, Any], slots: int) -> float:
-    """Hits of one LRU of `slots` experts over a trace [tokens, layers, k], in the order in which decoding needs them."""
+    """Hits of one LRU of `slots` experts over a trace [tokens, layers, k], in the order of decoding."""
     cache: OrderedDict[tuple[int, int], None] = OrderedDict()
     hits = uses = 0
     for key in _uses(trace):

@@ -23,7 +23,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
-    """Learn `vocabulary` entries, the special tokens included. Any text round-trips exactly: no normaliser, all 256 bytes."""
+    """Learn `vocabulary` entries, special tokens included. Any text round-trips: no normaliser, all 256 bytes."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,11 @@ class Clock:
 class Run:
     """One model on its way: `advance` trains until the plan is done or the clock runs out."""
 
-    def __init__(self, preset: Preset, train: Tokens, held_back: Tokens, out: Path, teacher: Decoder | None = None) -> None:
-        self.plan, self.train_tokens, self.held_back, self.out, self.teacher = preset.plan, train, held_back, out, teacher
+    def __init__(
+        self, preset: Preset, train: Tokens, held_back: Tokens, out: Path, teacher: Decoder | None = None
+    ) -> None:
+        self.plan, self.out, self.teacher = preset.plan, out, teacher
+        self.train_tokens, self.held_back = train, held_back
         device = pick_device()
         torch.manual_seed(self.plan.seed)
         self.model = Decoder(preset.shape, self.plan.dropout).to(device)
@@ -54,7 +57,7 @@ class Run:
         """Train; True when the plan is done. Always leaves a checkpoint of where it stopped."""
         start = saved = time.monotonic()
         before = self.progress
-        self.log(event="start", step=before.step, steps=self.steps, plan=plain(self.plan), shape=plain(self.model.shape))
+        self.log(event="start", step=before.step, steps=self.steps, plan=plain(self.plan))
         while not self.done and time.monotonic() - start < clock.stop_after_seconds:
             loss, load = self._step()
             step, elapsed = self.progress.step, time.monotonic() - start
@@ -124,8 +127,9 @@ class Run:
         """From where the run stands to the end of time; moves `progress` to the next epoch when one is used up."""
         while True:
             at, plan = self.progress, self.plan
-            windows = epoch_windows(self.train_tokens, self.model.shape.context, plan.source_weights, plan.seed, at.epoch)
-            yield from batches(self.train_tokens, windows, plan.tokens_per_step, first_batch=at.batch)
+            tokens, context = self.train_tokens, self.model.shape.context
+            windows = epoch_windows(tokens, context, plan.source_weights, plan.seed, at.epoch)
+            yield from batches(tokens, windows, plan.tokens_per_step, first_batch=at.batch)
             self.progress = replace(self.progress, epoch=at.epoch + 1, batch=0)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steerpipe.core.config import EngineConfig, load_config
+from steerpipe.core.config import EngineConfig, cache_folder, load_config
 from steerpipe.core.errors import ConfigError
 
 
@@ -113,8 +113,15 @@ def test_the_constructor_is_as_strict_as_the_loader() -> None:
 def test_every_setting_can_come_from_the_environment() -> None:
     texts = {
         "dtype": "float32", "device": "cpu", "threads": "2", "max_context": "64",
-        "prefill_chunk": "32", "kv_memory": "1MiB", "max_batch": "3",
+        "prefill_chunk": "32", "kv_memory": "1MiB", "max_batch": "3", "cache_dir": "/somewhere",
     }  # fmt: skip
     assert texts.keys() == {field.name for field in fields(EngineConfig)}
     config = load_config({}, {f"STEERPIPE_{name.upper()}": text for name, text in texts.items()})
     assert {name: str(getattr(config, name)) for name in texts} == texts
+
+
+def test_the_cache_is_where_it_is_set_else_in_the_users_cache() -> None:
+    set_there = load_config({"cache_dir": "/big/disk"}, {})
+    assert cache_folder(set_there, {"XDG_CACHE_HOME": "/xdg"}) == Path("/big/disk")
+    assert cache_folder(EngineConfig(), {"XDG_CACHE_HOME": "/xdg"}) == Path("/xdg/steerpipe")
+    assert cache_folder(EngineConfig(), {}) == Path.home() / ".cache" / "steerpipe"

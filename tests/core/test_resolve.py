@@ -115,3 +115,11 @@ def test_the_cache_always_holds_one_whole_sequence_and_leaves_room_for_the_weigh
         resolved.max_context * 10_000 * item <= resolved.kv_memory_bytes <= batch * resolved.max_context * 10_000 * item
     )
     assert resolved.kv_memory_bytes + parameters * item <= free
+
+
+def test_a_model_of_small_matrices_gets_one_thread_unless_it_is_told_otherwise() -> None:
+    small = replace(LAPTOP, layer_matrix_elements=192 * 192)
+    assert resolve(EngineConfig(), small).threads == 1
+    assert "small" in reason(resolve(EngineConfig(), small), "threads")
+    assert resolve(EngineConfig(threads=3), small).threads == 3
+    assert resolve(EngineConfig(), LAPTOP).threads == 4

@@ -53,7 +53,6 @@ def test_bytes_are_shown_with_a_binary_unit(count: int, text: str) -> None:
     assert format_bytes(count).replace(".50", ".5") == text
 
 
-@pytest.mark.xfail(strict=True, reason="1000 to 1023 of a unit are shown as 1.01e+03")
 @example(1010 * 2**20)
 @given(st.integers(0, 2**49))
 def test_what_is_shown_reads_back_within_its_digits(count: int) -> None:

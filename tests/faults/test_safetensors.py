@@ -164,7 +164,7 @@ def test_a_file_that_vanishes_after_its_header_was_read(tmp_path: Path) -> None:
     file = written(tmp_path)
     entries = read_header(file)
     file.unlink()
-    with pytest.raises(TransferError, match="reading .* failed") as caught:
+    with pytest.raises(TransferError, match="reading") as caught:
         read_tensor(entries["a"])
     assert "check the disk" in caught.value.fix
 

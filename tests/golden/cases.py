@@ -97,7 +97,9 @@ def _cases() -> list[Case]:
         },
     }  # fmt: skip
     found = [Case(name, family, changes) for family, named in own.items() for name, changes in named.items()]
-    heads = {"mixtral": {"head_dim": 12}}  # its config has no width of its own otherwise, and transformers trips over it
+    heads = {
+        "mixtral": {"head_dim": 12}
+    }  # its config has no width of its own otherwise, and transformers trips over it
     for at, (name, rope) in enumerate((ROPE_KINDS | {"longrope": longrope(12)}).items()):
         family = list(own)[at % 4] if name != "longrope" else "mixtral"  # one code for all: each family gets two kinds
         found.append(Case(f"rope {name}", family, heads.get(family, {}) | {"rope_parameters": rope}))

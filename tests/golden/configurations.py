@@ -3,6 +3,7 @@
 from typing import Any
 
 from hypothesis import strategies as st
+
 from tests.golden.cases import ROPE_KINDS, longrope
 from tests.support.tiny import CONTEXT, FAMILIES
 

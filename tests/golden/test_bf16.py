@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+
 from tests.support import reference, tiny
 from tests.support.running import Recorder, load
 from tests.support.tiny import FAMILIES
@@ -52,7 +53,8 @@ def measured(family: str) -> Measured:
         rms = truth.logits.pow(2).mean().sqrt()
         differences.append((got - want.logits).abs().amax(-1) / rms)
         same = [
-            (np.sort(sink.experts(layer)) == np.sort(experts.numpy())).all(-1) for layer, experts in want.experts.items()
+            (np.sort(sink.experts(layer)) == np.sort(experts.numpy())).all(-1)
+            for layer, experts in want.experts.items()
         ]
         agree.append(torch.from_numpy(np.logical_and.reduce(same)))
         so_far.append(agree[-1].cumprod(0).bool())  # a row sees only rows before it

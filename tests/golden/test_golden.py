@@ -9,12 +9,12 @@ import functools
 import numpy as np
 import pytest
 import torch
+
+from steerpipe import Pipeline
 from tests.golden.cases import CASES
 from tests.support import reference
 from tests.support.running import Recorder, loaded
 from tests.support.tiny import FAMILIES
-
-from steerpipe import Pipeline
 
 LENGTH = 150  # tokens: more than one KV block of 128, not a whole number of cells
 PREFILLED = 118  # of them, before a decode class goes on token by token across the edge of the block
@@ -100,7 +100,7 @@ def test_64_greedy_tokens_of_each_in_a_batch_are_those_of_transformers(case: str
 
 def test_the_cases_would_show_a_mistake() -> None:
     """Logits are of order 1 to 10, routing uses many experts, and the tolerance is not what makes the tests pass."""
-    worst = {way: 0.0 for way in WAYS}
+    worst = dict.fromkeys(WAYS, 0.0)
     for case in CASES:
         want = expected(case)
         assert 3 < want.logits.abs().max() < 40, case

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, assume, event, given, settings
 from hypothesis import strategies as st
+
 from tests.golden.configurations import Configuration, configurations
 from tests.support import reference, tiny
 from tests.support.running import Recorder, load

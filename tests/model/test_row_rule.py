@@ -18,13 +18,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.golden.configurations import Configuration, configurations
-from tests.support import tiny
-from tests.support.running import Loaded, ShuffledExperts, load, loaded
 from torch import Tensor
 
 from steerpipe.model.cells import CELL, by_cell, gather_cells, padded
 from steerpipe.model.kv_cache import KvSequence
+from tests.golden.configurations import Configuration, configurations
+from tests.support import tiny
+from tests.support.bits import check_bits, random_tokens
+from tests.support.running import Loaded, ShuffledExperts, load, loaded
 
 LENGTH = 150  # past the first KV block
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -39,7 +40,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 every_model = pytest.mark.parametrize("name", MODELS)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
-few = settings(max_examples=8, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+few = settings(max_examples=4, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 splits = st.sets(st.integers(1, LENGTH - 1), max_size=12)
 
 
@@ -49,7 +50,7 @@ def model_of(name: str, dtype: str) -> Loaded:
 
 
 def tokens_of(model: Loaded, count: int = LENGTH, seed: int = 0) -> list[int]:
-    return tiny.random_tokens(model.spec.vocab, count, seed)
+    return random_tokens(model.spec.vocab, count, seed)
 
 
 # --- prefill
@@ -135,7 +136,7 @@ def test_a_sequence_has_the_same_bits_in_any_batch_of_the_class(
 ) -> None:
     """Other neighbours, another row, another size (up to 20: two cells), other positions, every step anew."""
     model, random = model_of(name, dtype), Random(seed)
-    prompt, answer = tokens_of(model, 120, seed % 97), tokens_of(model, 12, seed % 89)
+    prompt, answer = tokens_of(model, 120, seed % 97), tokens_of(model, 6, seed % 89)
     kv = model.pool.sequence()
     model.prefill(prompt, kv=kv)
     others = [model.pool.sequence() for _ in range(neighbours)]
@@ -160,7 +161,7 @@ def test_one_row_decode_does_not_depend_on_how_the_prompt_was_chunked(name: str,
     model = model_of(name, dtype)
     prompt, answer = tokens_of(model, 125), tokens_of(model, 8, 1)
     found = []
-    for at in ((), (1,), (7, 50, 99), range(1, 125)):
+    for at in ((), (1,), (7, 50, 99)):
         kv = model.pool.sequence()
         model.prefill(prompt, at, kv=kv)
         found.append(model.one_row(answer, kv=kv))
@@ -211,34 +212,14 @@ def check_configuration(configuration: Configuration, dtype: str, length: int, s
     random = Random(seed)
     with TemporaryDirectory() as folder:
         tiny.write(tiny.config_of(family, **keys), Path(folder), seed)
-        model = load(Path(folder), DTYPES[dtype], blocks=32)
+        model = load(Path(folder), DTYPES[dtype], blocks=64)
     check_bits(model, random, length)
-
-
-def check_bits(model: Loaded, random: Random, length: int) -> None:
-    tokens = tokens_of(model, length, random.randint(0, 2**31))
-    whole = model.prefill(tokens)
-    at = random.sample(range(length), random.randint(0, min(length - 1, 6)))
-    late = ShuffledExperts(model.experts, random, singly=False)
-    assert torch.equal(model.prefill(tokens, at, experts=late), whole), f"chunks at {sorted(at)}"
-    kvs = [model.pool.sequence() for _ in range(random.randint(2, 20))]
-    for kv in kvs:
-        model.prefill(tokens[: random.randint(1, length)], kv=kv)
-    alone = [kv.fork() for kv in kvs]
-    fed = tokens_of(model, len(kvs), 1)
-    together = model.batch(kvs, fed)
-    for row, fork in enumerate(alone):
-        assert torch.equal(model.batch([fork], [fed[row]])[0], together[row]), f"row {row} of {len(kvs)}"
-    for kv in kvs + alone:
-        kv.free()
 
 
 @every_dtype
 @given(configurations(width_unit=4), st.integers(2, 60), st.integers(0, 2**32 - 1))
-@settings(few, max_examples=25)
-def test_any_configuration_keeps_the_row_rule(
-    dtype: str, configuration: Configuration, length: int, seed: int
-) -> None:
+@settings(few, max_examples=20)
+def test_any_configuration_keeps_the_row_rule(dtype: str, configuration: Configuration, length: int, seed: int) -> None:
     check_configuration(configuration, dtype, length, seed)
 
 
@@ -246,17 +227,25 @@ def test_any_configuration_keeps_the_row_rule(
 @every_dtype
 @given(configurations(width_unit=4), st.integers(2, 140), st.integers(0, 2**32 - 1))
 @settings(few, max_examples=400, derandomize=False)
-def test_many_configurations_keep_the_row_rule(dtype: str, configuration: Configuration, length: int, seed: int) -> None:
+def test_many_configurations_keep_the_row_rule(
+    dtype: str, configuration: Configuration, length: int, seed: int
+) -> None:
     check_configuration(configuration, dtype, length, seed)
 
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_the_row_rule_holds_with_several_threads(threads: int) -> None:
-    """Experts 2,304 wide, so that torch divides a cell's work between threads: from 32,768 numbers on."""
-    wide = tiny.tiny("qwen2_moe", num_hidden_layers=2, moe_intermediate_size=2304, shared_expert_intermediate_size=2304)
+    """MLPs 2,304 wide: from 32,768 numbers on, torch divides the work on a cell between threads."""
+    wide = tiny.tiny(
+        "qwen2_moe",
+        num_hidden_layers=1,
+        num_experts=3,
+        moe_intermediate_size=2304,
+        shared_expert_intermediate_size=2304,
+    )
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.threads", str(threads), str(wide.folder)],
+        [sys.executable, "-m", "tests.support.bits", str(threads), str(wide.folder)],
         env=os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)},
         cwd=root, capture_output=True, text=True, check=False,
     )  # fmt: skip

@@ -8,9 +8,12 @@ import torch
 import transformers
 
 from steerpipe.model.checkpoint import Checkpoint, open_checkpoint
-from steerpipe.store.pack import PackOptions, write_pack
+from steerpipe.store.formats import DenseFormat, ExpertFormat
+from steerpipe.store.pack import write_pack
+from steerpipe.store.plan import PackOptions
 from steerpipe.store.reader import Pack, open_pack
 
+SMALL = PackOptions(ExpertFormat.INT4, DenseFormat.INT8)
 FAMILIES = ("qwen2_moe", "qwen3_moe", "mixtral", "olmoe")
 SHAPE = {
     "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -39,7 +42,7 @@ def save_tiny(folder: Path, family: str, dtype: torch.dtype, seed: int = 0) -> C
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(folder)
-    (folder / "tokenizer.json").write_text('{"version": "1.0"}')
+    (folder / "tokenizer.json").write_text('{\n  "version": "1.0",\n  "vocab": {"é Ġ": 1}\n}')
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     (folder / "LICENSE").write_text("do what you like")
     (folder / "notes.txt").write_text("not for the pack")
@@ -67,6 +70,13 @@ def make_pack(tmp_path: Path) -> Callable[..., Pack]:
         return open_pack(tmp_path / name)
 
     return make
+
+
+@pytest.fixture
+def whole(checkpoint: Checkpoint, tmp_path: Path) -> dict[str, bytes]:
+    """The files of a pack with options SMALL that nobody disturbed."""
+    write_pack(checkpoint, tmp_path / "whole", SMALL)
+    return contents(tmp_path / "whole")
 
 
 def contents(folder: Path) -> dict[str, bytes]:

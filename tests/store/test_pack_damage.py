@@ -13,7 +13,7 @@ import torch
 from steerpipe.core.errors import PackError, SteerpipeError, TransferError
 from steerpipe.model.checkpoint import Checkpoint
 from steerpipe.store.formats import DenseFormat, ExpertFormat
-from steerpipe.store.pack import PackOptions
+from steerpipe.store.plan import PackOptions
 from steerpipe.store.reader import Pack, open_pack
 from steerpipe.store.verify import verify
 

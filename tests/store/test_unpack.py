@@ -14,7 +14,7 @@ from steerpipe.core.errors import CapacityError, PackError
 from steerpipe.model.checkpoint import Checkpoint, open_checkpoint
 from steerpipe.store import files
 from steerpipe.store.formats import DenseFormat, ExpertFormat
-from steerpipe.store.pack import PackOptions
+from steerpipe.store.plan import PackOptions
 from steerpipe.store.reader import Pack
 from steerpipe.store.unpack import unpack
 from tests.store.conftest import FAMILIES
@@ -58,7 +58,8 @@ def test_a_native_pack_unpacks_to_the_very_tensors_of_the_checkpoint(
     for name in checkpoint.entries:
         assert back.read(name).dtype == checkpoint.read(name).dtype
         assert torch.equal(back.read(name), checkpoint.read(name))
-    for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json", "LICENSE"):
+    assert json.loads((tmp_path / "hf" / "tokenizer.json").read_text())["vocab"] == {"é Ġ": 1}
+    for name in ("chat_template.jinja", "generation_config.json", "LICENSE"):
         assert (tmp_path / "hf" / name).read_bytes() == (checkpoint.folder / name).read_bytes()
     assert json.dumps(asdict(report))
 

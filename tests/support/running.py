@@ -1,6 +1,7 @@
 """A loaded tiny model, driven step by step: what the engine does, without the engine."""
 
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ class Loaded:
         own = self.pool.sequence() if kv is None else kv
         edges = sorted({0, len(tokens), *splits})
         parts = []
-        for start, end in zip(edges, edges[1:], strict=False):
+        for start, end in itertools.pairwise(edges):
             rows = prefill_rows(_ID, own, tokens[start:end], self.decoder.device)
             parts.append(self.decoder.forward(rows, experts or self.experts, range(end - start), sink))
         if kv is None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.engine import tiny_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     MixtralConfig,
@@ -27,6 +26,8 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from steerpipe.model.checkpoint import Checkpoint, open_checkpoint
+from tests.engine import tiny_tokenizers
+from tests.support.bits import random_tokens
 
 FAMILIES = ("qwen2_moe", "qwen3_moe", "mixtral", "olmoe")
 CONTEXT = 512  # tokens
@@ -66,10 +67,6 @@ class Tiny:
 
 
 _WRITTEN: dict[str, Tiny] = {}
-
-
-def random_tokens(vocab: int, count: int, seed: int = 0) -> list[int]:
-    return torch.randint(0, vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def config_of(family: str, **changes: Any) -> PretrainedConfig:

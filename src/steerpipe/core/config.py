@@ -38,6 +38,7 @@ class EngineConfig:
     prefill_chunk: int = 256  # tokens per prefill step
     kv_memory: str | None = None  # "512MiB"; None: what the batch needs, within the memory that is free
     max_batch: int = 8  # sequences decoded together
+    cache_dir: str | None = None  # where checkpoints are kept as packs; None: steerpipe/ in the user's cache
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -87,6 +88,7 @@ _RULES: dict[str, _Rule] = {
     "prefill_chunk": _count(CELL_ROWS),
     "kv_memory": _Rule('an amount of bytes as text, such as "512MiB"', _is_amount),
     "max_batch": _count(),
+    "cache_dir": _Rule("the path of a folder", lambda value: isinstance(value, str) and bool(value.strip())),
 }
 assert _RULES.keys() == {f.name for f in fields(EngineConfig)}, "every setting has one rule"
 
@@ -105,6 +107,14 @@ def load_config(
     from_file = {} if file is None else _read_file(file)
     from_environment = _read_environment(os.environ if environ is None else environ)
     return EngineConfig(**(from_file | from_environment | given))
+
+
+def cache_folder(config: EngineConfig, environ: Mapping[str, str] | None = None) -> Path:
+    """Where packs of checkpoints are kept: as set, else in the user's cache (XDG_CACHE_HOME, or ~/.cache)."""
+    if config.cache_dir is not None:
+        return Path(config.cache_dir).expanduser()
+    base = (os.environ if environ is None else environ).get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "steerpipe"
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:

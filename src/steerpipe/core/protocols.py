@@ -1,6 +1,6 @@
 """The seams between stages. A stage sees these, never another stage's classes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -43,8 +43,13 @@ class Lease(Protocol):
 class ExpertSource(Protocol):
     """Hands out expert weights by lease. The engine knows experts through this and nothing else."""
 
-    def lease(self, layer: int, routed: Sequence[int]) -> AbstractContextManager[Lease]:
-        """Pins `routed` (distinct expert indices of `layer`) until the block ends. May wait."""
+    def lease(
+        self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None
+    ) -> AbstractContextManager[Lease]:
+        """The right to use `routed` (distinct expert indices of `layer`) until the block ends. May wait.
+
+        `keep` are those of them that are worth keeping for the tokens to come; None: all of them.
+        """
         ...
 
 

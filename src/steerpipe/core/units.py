@@ -23,10 +23,12 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(count: int) -> str:
-    """Three significant digits with a binary unit: 1536 → '1.50 KiB'."""
-    amount = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(amount) < 1024:
-            return f"{count} B" if unit == "B" else f"{amount:.3g} {unit}"
-        amount /= 1024
-    return f"{amount:.3g} TiB"
+    """Three significant digits (four from 1,000 on) with a binary unit: 1536 → '1.5 KiB'."""
+    if abs(count) < 1024:
+        return f"{count} B"
+    amount, unit = count / 1024, "KiB"
+    for larger in ("MiB", "GiB", "TiB"):
+        if abs(amount) < 1023.5:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:.0f} {unit}" if abs(amount) >= 999.5 else f"{amount:.3g} {unit}"

@@ -7,11 +7,14 @@ Prefill chunks and decode steps take turns, so a long prompt does not starve the
 from collections import deque
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import Literal
 
 from steerpipe.core.ids import SequenceId
 from steerpipe.engine.request import Sequence
 from steerpipe.model.cells import CELL
 from steerpipe.model.kv_cache import BLOCK
+
+_Turn = SequenceId | Literal["batched"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Scheduler:
         self._running: dict[SequenceId, Sequence] = {}
         self._reserved = 0  # blocks
         self._decoded_last = True
-        self._turn: deque[SequenceId] = deque()  # decode order among groups: the head of each group
+        self._turns: list[_Turn] = []  # of the groups that have decoded, longest ago first
 
     def add(self, sequence: Sequence) -> None:
         self._waiting.append(sequence)
@@ -52,7 +55,7 @@ class Scheduler:
         """Ends a sequence, wherever it is, and frees its KV."""
         if self._running.pop(sequence.id, None) is not None:
             self._reserved -= reserved_blocks(sequence)
-            self._turn = deque(i for i in self._turn if i != sequence.id)
+            self._turns = [turn for turn in self._turns if turn != sequence.id]
         else:
             self._waiting.remove(sequence)
         sequence.kv.free()
@@ -94,11 +97,15 @@ class Scheduler:
         """Round robin over the groups: all batched sequences are one group, every one-row sequence is its own."""
         batched = tuple(s for s in decoding if s.request.batched)
         groups = [(s,) for s in decoding if not s.request.batched] + ([batched] if batched else [])
-        recent = {sequence_id: age for age, sequence_id in enumerate(self._turn)}
-        group = min(groups, key=lambda g: recent.get(g[0].id, -1))
-        self._turn = deque(i for i in self._turn if i != group[0].id)
-        self._turn.append(group[0].id)
+        recent = {turn: age for age, turn in enumerate(self._turns)}
+        group = min(groups, key=lambda g: recent.get(_turn_of(g), -1))
+        self._turns = [*(turn for turn in self._turns if turn != _turn_of(group)), _turn_of(group)]
         return DecodeStep(group, batched=group[0].request.batched)
+
+
+def _turn_of(group: Items[Sequence]) -> _Turn:
+    """The batched group keeps its turn whoever is in it: short answers that come and go must not starve the others."""
+    return "batched" if group[0].request.batched else group[0].id
 
 
 def reserved_blocks(sequence: Sequence) -> int:

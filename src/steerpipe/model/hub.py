@@ -9,6 +9,7 @@ architecture nobody knows is refused before gigabytes arrive. Cache, token and e
 import errno
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -45,18 +46,17 @@ def locate(model: str) -> Path:
 def _fetch(name: str, revision: str | None) -> Path:
     from huggingface_hub import hf_hub_download, snapshot_download
 
-    config = Path(_asked(name, lambda: hf_hub_download(name, "config.json", revision=revision)))
+    config = Path(_asked(name, revision, lambda: hf_hub_download(name, "config.json", revision=revision)))
     raw = read_json(config)
     family = find_family(str(raw.get("model_type", "unnamed")), name)
     read_spec(family, raw, f"config.json of {name}")
     commit = config.parent.name  # of this config: a push in between must not mix two versions
     wanted, unwanted = list(WANTED), list(UNWANTED)
-    return Path(
-        _asked(name, lambda: snapshot_download(name, revision=commit, allow_patterns=wanted, ignore_patterns=unwanted))
-    )
+    fetch = partial(snapshot_download, name, revision=commit, allow_patterns=wanted, ignore_patterns=unwanted)
+    return Path(_asked(name, commit, fetch))
 
 
-def _asked(name: str, call: Callable[[], T]) -> T:
+def _asked(name: str, revision: str | None, call: Callable[[], T]) -> T:
     """Turns what can go wrong on the way to the hub into one sentence and a fix."""
     from huggingface_hub import errors
 
@@ -75,7 +75,7 @@ def _asked(name: str, call: Callable[[], T]) -> T:
         ) from None
     except errors.RevisionNotFoundError:
         raise HubError(
-            f"{name} has no such revision", fix="leave the @revision away, or name an existing one"
+            f"{name} has no revision {revision}", fix="leave the @revision away, or name an existing one"
         ) from None
     except errors.LocalEntryNotFoundError as problem:
         cause = problem.__cause__ or problem
@@ -90,6 +90,12 @@ def _asked(name: str, call: Callable[[], T]) -> T:
             f"{name} has no config.json", fix="give a model in transformers' form, with safetensors"
         ) from None
     except Exception as problem:  # noqa: BLE001  huggingface_hub and its HTTP client raise many kinds
+        response = getattr(problem, "response", None)
+        if response is not None and response.status_code in (401, 403):
+            raise HubError(
+                f"the hub refuses access to {name}: {_line(problem)}",
+                fix="set HF_TOKEN to a token of an account that may read it; a wrong token is refused as well",
+            ) from None
         if isinstance(problem, OSError) and problem.errno == errno.ENOSPC:
             raise CapacityError(
                 f"no room for {name}: {problem}", fix="free disk space, or set HF_HOME elsewhere"

@@ -1,33 +1,31 @@
 """From a model's name to something that can be read: spec, dense weights and experts."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
-
-from torch import Tensor
 
 from steerpipe.core.errors import InputError
-from steerpipe.model.checkpoint import open_checkpoint
-from steerpipe.model.families.base import Family
 from steerpipe.model.hub import locate
-from steerpipe.model.spec import ModelSpec
+from steerpipe.store.cache import packed
+from steerpipe.store.progress import Progress
+from steerpipe.store.reader import Pack, is_pack, open_pack
+
+EMBEDDED = Path(__file__).parent.parent / "assets" / "nano"
 
 
-class ModelSource(Protocol):
-    """A checkpoint or a pack."""
+def open_model(model: str | Path | None, cache: Path, progress: Progress | None = None) -> Pack:
+    """A pack, a checkpoint folder, a hub name, or the embedded model for None.
 
-    @property
-    def folder(self) -> Path: ...
-    @property
-    def family(self) -> Family: ...
-    @property
-    def spec(self) -> ModelSpec: ...
-    def read_dense(self) -> Mapping[str, Tensor]: ...
-    def read_expert(self, layer: int, expert: int) -> tuple[Tensor, Tensor, Tensor]: ...
-
-
-def open_model(model: str | Path | None) -> ModelSource:
-    """A folder or a hub name. May fetch from the network; reads headers only."""
+    A checkpoint is packed once into `cache`, without loss, and found there the next time. May fetch from the
+    network and write `cache`; of the weights it reads only headers.
+    """
     if model is None:
-        raise InputError("no model was named", fix="give a checkpoint folder or a hub name such as owner/model")
-    return open_checkpoint(locate(str(model)))
+        return _open_embedded()
+    folder = locate(str(model))
+    return open_pack(folder if is_pack(folder) else packed(folder, cache, progress))
+
+
+def _open_embedded() -> Pack:
+    if not is_pack(EMBEDDED):
+        raise InputError(
+            "this installation has no embedded model", fix="name a model: a checkpoint folder, a pack, or a hub name"
+        )
+    return open_pack(EMBEDDED)

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import torch
 
-from steerpipe.core.config import EngineConfig, load_config
+from steerpipe.core.config import EngineConfig, cache_folder, load_config
 from steerpipe.core.errors import ConfigError, RequestError
 from steerpipe.core.events import Completion
 from steerpipe.core.protocols import RoutingSink
@@ -55,7 +55,7 @@ class Pipeline:
         if config is not None and settings:
             raise ConfigError(f"both a config and {sorted(settings)} are given", fix="put all settings into the config")
         config = config or load_config(settings)
-        source = open_model(model)
+        source = open_model(model, cache_folder(config), progress)
         self.folder = source.folder
         self.spec = source.spec
         self.codec = TextCodec.load(source.folder)

@@ -43,6 +43,16 @@ def canonical_json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
+def compact_json(content: bytes) -> bytes:
+    """The same JSON without its spaces; `content` itself where that cannot be had exactly."""
+    try:
+        value = json.loads(content)
+        compact = json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    except ValueError:  # not JSON, or text that UTF-8 cannot hold
+        return content
+    return compact if json.loads(compact) == value else content
+
+
 def existing_parent(path: Path) -> Path:
     """The nearest folder above `path` that exists."""
     parent = path.absolute().parent

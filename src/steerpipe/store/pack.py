@@ -14,7 +14,16 @@ from steerpipe.core.errors import PackError
 from steerpipe.model.checkpoint import Checkpoint
 from steerpipe.store.blocks import decode, encode, split
 from steerpipe.store.dense import WrittenDense, write_dense
-from steerpipe.store.files import byte_view, check_room, checksum, digest, disk_errors, write_all, write_file
+from steerpipe.store.files import (
+    byte_view,
+    check_room,
+    checksum,
+    compact_json,
+    digest,
+    disk_errors,
+    write_all,
+    write_file,
+)
 from steerpipe.store.journal import BlockRecord, Journal
 from steerpipe.store.loss import QuantReport, SquareSums, square_sums
 from steerpipe.store.manifest import DENSE, EXPERTS, MANIFEST, FileRecord, Manifest, read_manifest
@@ -23,6 +32,8 @@ from steerpipe.store.progress import Progress, silent
 from steerpipe.store.source import stamp, weight_files
 from steerpipe.store.tensorfile import header
 from steerpipe.store.workspace import Workspace, clear_journal
+
+__all__ = ["PackOptions", "PackReport", "write_pack"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +156,8 @@ def _copy_files(plan: PackPlan, folder: Path) -> dict[str, FileRecord]:
     records = {}
     for file in plan.copies:
         content = file.read_bytes()
+        if file.name == "tokenizer.json":  # indented it is twice as long, and all of it is parsed at each start
+            content = compact_json(content)
         write_file(folder / file.name, content)
         records[file.name] = FileRecord(len(content), digest(content))
     return records

@@ -3,7 +3,7 @@
 Legend: H hidden, I expert width.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -65,8 +65,10 @@ class ResidentExperts:
                 report(done_bytes, total_bytes)
         return cls(layers)
 
-    def lease(self, layer: int, routed: Sequence[int]) -> AbstractContextManager[Lease]:
-        """Never waits; one wave with all of `routed`."""
+    def lease(
+        self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None
+    ) -> AbstractContextManager[Lease]:
+        """Never waits; one wave with all of `routed`. Everything is kept anyway."""
         held = self._layers[layer]
         experts = tuple(sorted(routed))
         assert len(set(experts)) == len(experts), f"experts of layer {layer} leased twice at once: {experts}"
