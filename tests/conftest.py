@@ -14,14 +14,15 @@ from pathlib import Path
 import pytest
 
 # Before anything imports torch or huggingface_hub: both read these once.
-_HF_HOME = tempfile.mkdtemp(prefix="steerpipe-tests-")
-atexit.register(shutil.rmtree, _HF_HOME, ignore_errors=True)
+_CACHES = tempfile.mkdtemp(prefix="steerpipe-tests-")
+atexit.register(shutil.rmtree, _CACHES, ignore_errors=True)
 os.environ.update(
     OMP_NUM_THREADS="1",
     MKL_NUM_THREADS="1",
     HF_HUB_OFFLINE="1",
     HF_HUB_DISABLE_TELEMETRY="1",
-    HF_HOME=_HF_HOME,
+    HF_HOME=os.path.join(_CACHES, "huggingface"),
+    XDG_CACHE_HOME=_CACHES,
     TOKENIZERS_PARALLELISM="false",
 )
 # Processes that a test starts see the same steerpipe as the test (an installed one, a checkout or a mutant).

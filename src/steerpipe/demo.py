@@ -31,11 +31,11 @@ class FamilyCheck:
 def check_family(family: str, folder: Path) -> FamilyCheck:
     """Writes a tiny checkpoint, continues a prompt with both implementations, and compares."""
     write_tiny(family, folder)
-    with Pipeline(folder, dtype="float32", threads=1) as pipe:
+    with Pipeline(folder, dtype="float32", threads=1, cache_dir=str(folder.parent)) as pipe:
         ids = pipe.encode(_PROMPT, raw=True)
         options: dict[str, Any] = {"temperature": 0.0, "max_tokens": _NEW_TOKENS, "ignore_eos": True, "logprobs": 0}
         ours = pipe.generate(ids, **options)
-    with Pipeline(folder, dtype="float32", threads=1, prefill_chunk=16) as pipe:
+    with Pipeline(folder, dtype="float32", threads=1, prefill_chunk=16, cache_dir=str(folder.parent)) as pipe:
         chunked = pipe.generate(ids, **options)
     expected_ids, expected_logprobs = _transformers(folder, ids)
     differences = [abs(ours.logprobs[i].logprob - expected_logprobs[i]) for i in range(_NEW_TOKENS)]
