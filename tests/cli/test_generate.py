@@ -155,12 +155,6 @@ def test_stdin_with_nothing_in_it(model: Path) -> None:
     assert "there is no prompt" in refused(model, "-p", "-", stdin="")
 
 
-def test_no_model_is_told_as_such() -> None:
-    result = CliRunner().invoke(app, ["generate", "-p", "x"])
-    assert result.exit_code == 2
-    assert "no model was named" in result.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

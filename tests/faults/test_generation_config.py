@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from steerpipe.core.errors import CheckpointError
 from steerpipe.core.sampling import SamplingSettings
 from steerpipe.runtime.generation import read_defaults
 from tests.faults import folders
@@ -13,10 +14,16 @@ from tests.faults.running import generate, refused
 FILE = "generation_config.json"
 
 
+def complaint(folder: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        read_defaults(folder, ())
+    return str(caught.value)
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "\x00", "[" * 5000])
 def test_a_damaged_file(folder: Path, text: str) -> None:
     (folder / FILE).write_text(text)
-    message = refused(folder)
+    message = complaint(folder)
     assert f"{folder / FILE} is not " in message
     assert "download or copy the file again" in message
 
@@ -45,7 +52,7 @@ def test_nonsense_names_the_file_and_the_key(
     folder: Path, do_sample: bool, key: str, value: object, needed: str
 ) -> None:
     folders.write_json(folder / FILE, {"do_sample": do_sample, key: value})
-    message = refused(folder)
+    message = complaint(folder)
     assert f"{folder / FILE} says {key} = {value!r}: {needed}" in message
     assert f"correct {key}, or take {FILE} from the model's own repository" in message
 
@@ -53,7 +60,7 @@ def test_nonsense_names_the_file_and_the_key(
 @pytest.mark.parametrize("value", [-1, "2", 2.0, True, [2, -1], [[2]], {"a": 2}, [None]])
 def test_an_end_token_must_be_a_token(folder: Path, value: object) -> None:
     folders.write_json(folder / FILE, {"eos_token_id": value})
-    message = refused(folder)
+    message = complaint(folder)
     assert f"{folder / FILE} says eos_token_id = {value!r}: a token id or a list of them is needed" in message
 
 
@@ -62,18 +69,25 @@ def test_an_end_token_of_the_config_is_told_by_the_config(folder: Path, present:
     if present:
         folders.write_json(folder / FILE, {"do_sample": True})
     folders.edit_config(folder, eos_token_id=-7)
-    assert f"{folder / 'config.json'} says eos_token_id = -7" in refused(folder)
+    assert f"{folder / 'config.json'} says eos_token_id = -7" in complaint(folder)
 
 
 @pytest.mark.parametrize("value", ["yes", 1, [True]])
 def test_do_sample_is_a_switch(folder: Path, value: object) -> None:
     folders.write_json(folder / FILE, {"do_sample": value})
-    assert f"do_sample = {value!r}: true or false is needed" in refused(folder)
+    assert f"do_sample = {value!r}: true or false is needed" in complaint(folder)
 
 
 def test_a_link_into_a_deleted_cache_is_no_absence(folder: Path) -> None:
     (folder / FILE).symlink_to("../blobs/deadbeef")
-    assert f"{folder / FILE} is a link to ../blobs/deadbeef, which is not there" in refused(folder)
+    assert f"{folder / FILE} is a link to ../blobs/deadbeef, which is not there" in complaint(folder)
+
+
+@pytest.mark.parametrize(("text", "words"), [("{", "is not JSON"), ('{"temperature": "hot"}', "temperature = 'hot'")])
+def test_the_command_line_refuses_a_bad_file(folder: Path, text: str, words: str) -> None:
+    (folder / FILE).write_text(text)
+    message = refused(folder)
+    assert FILE in message and words in message
 
 
 def test_no_file_means_greedy(folder: Path) -> None:

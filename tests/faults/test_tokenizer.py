@@ -5,10 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from steerpipe.core.errors import TokenizerError
+from steerpipe.engine.tokenizer import TextCodec
 from tests.faults import folders
 from tests.faults.running import generate, refused
 
 TEMPLATE_FILE = "chat_template.jinja"
+
+
+def complaint(folder: Path) -> str:
+    with pytest.raises(TokenizerError) as caught:
+        TextCodec.load(folder)
+    return str(caught.value)
 
 
 def without_tokenizer(folder: Path) -> None:
@@ -19,7 +27,7 @@ def without_tokenizer(folder: Path) -> None:
 
 def test_a_folder_without_a_tokenizer(folder: Path) -> None:
     without_tokenizer(folder)
-    message = refused(folder)
+    message = complaint(folder)
     assert f"no tokenizer in {folder}: looked for tokenizer.json, tokenizer.model, vocab.json" in message
     assert "copy the tokenizer files of the released model" in message
 
@@ -27,7 +35,7 @@ def test_a_folder_without_a_tokenizer(folder: Path) -> None:
 def test_a_tokenizer_that_links_into_a_deleted_cache(folder: Path) -> None:
     without_tokenizer(folder)
     (folder / "tokenizer.json").symlink_to("../blobs/deadbeef")
-    assert f"no tokenizer in {folder}" in refused(folder)
+    assert f"no tokenizer in {folder}" in complaint(folder)
 
 
 @pytest.mark.parametrize(
@@ -35,14 +43,21 @@ def test_a_tokenizer_that_links_into_a_deleted_cache(folder: Path) -> None:
 )
 def test_a_tokenizer_that_cannot_be_loaded(folder: Path, text: str) -> None:
     (folder / "tokenizer.json").write_text(text)
-    message = refused(folder)
+    message = complaint(folder)
     assert f"the tokenizer in {folder} cannot be loaded" in message
     assert "fetch the tokenizer files of the released model again" in message
 
 
 def test_a_tokenizer_config_that_is_not_json(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text("{")
-    assert f"the tokenizer in {folder} cannot be loaded" in refused(folder)
+    assert f"the tokenizer in {folder} cannot be loaded" in complaint(folder)
+
+
+def test_the_command_line_refuses_a_broken_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    assert "the tokenizer in " in refused(folder)
+    without_tokenizer(folder)
+    assert "no tokenizer in " in refused(folder)
 
 
 def test_a_tokenizer_whose_code_lies_in_the_folder_is_not_run(folder: Path, tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ def _cases() -> list[Case]:
             "every second layer sparse": {"decoder_sparse_step": 2},
             "all layers dense": {"num_experts": 0},
             "every second layer slides": {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 28},
+            "only the first layer slides": {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1},
             "one layer slides": {
                 "use_sliding_window": True, "sliding_window": 9,
                 "layer_types": ["full_attention", "sliding_attention", "full_attention"],

@@ -5,12 +5,14 @@ at most 2.1e-5 (the last test of this file fails at half of the tolerance, befor
 """
 
 import functools
+import json
 
 import numpy as np
 import pytest
 import torch
 
 from steerpipe import Pipeline
+from steerpipe.model.checkpoint import read_spec
 from tests.golden.cases import CASES
 from tests.support import reference
 from tests.support.running import Recorder, loaded
@@ -96,6 +98,21 @@ def test_64_greedy_tokens_of_each_in_a_batch_are_those_of_transformers(case: str
         answers = pipe.generate_batch(prompts, temperature=0.0, max_tokens=64, ignore_eos=True)
     want = [reference.greedy(tiny.reference, prompt, 64) for prompt in prompts]
     assert [list(answer.token_ids) for answer in answers] == want
+
+
+@every_case
+def test_the_config_in_its_old_spelling_is_the_same_model(case: str) -> None:
+    """As released before transformers 5: rope_theta, rope_scaling, torch_dtype, and no layer_types."""
+    checkpoint = CASES[case].tiny.checkpoint
+    raw = json.loads((checkpoint.folder / "config.json").read_text())
+    rope = raw.pop("rope_parameters")
+    old = raw | {"rope_theta": rope.pop("rope_theta"), "torch_dtype": raw.pop("dtype")}
+    if "layer_types" not in CASES[case].changes:
+        old.pop("layer_types", None)
+    kind = rope.pop("rope_type")
+    if kind != "default":
+        old["rope_scaling"] = rope | {"type": kind}
+    assert read_spec(checkpoint.family, old, "config.json") == checkpoint.spec
 
 
 def test_the_cases_would_show_a_mistake() -> None:

@@ -78,7 +78,8 @@ def test_only_valid_rows_are_routed_and_only_their_experts_are_leased() -> None:
     x, router, source = torch.randn(16, H), torch.randn(E, H), Watched(ResidentExperts({7: random_experts()}))
     valid = torch.tensor([2, 5])
     route = route_rows(x, router, spec_of(1, renormalise=False), valid, 16)
-    assert route.experts.shape == (2, 1)
+    everyone = route_rows(x, router, spec_of(1, renormalise=False), torch.arange(16), 16)
+    assert torch.equal(route.experts, everyone.experts[valid]) and torch.equal(route.gates, everyone.gates[valid])
     out = run_experts(x, route, valid, source, 7, 16)
     assert out.shape == (2, H)
     assert source.leased == [(7, tuple(sorted(set(route.experts.flatten().tolist()))))]

@@ -253,6 +253,30 @@ def test_the_row_rule_holds_with_several_threads(threads: int) -> None:
     assert done.stdout.split() == ["float32", "ok", "bfloat16", "ok"]
 
 
+RELEASED = {  # outer and inner columns of products of released models, [N, K]
+    "Mixtral router": (8, 4096), "Qwen1.5 router": (60, 2048), "Qwen3 router": (128, 2048),
+    "Qwen1.5 expert": (2816, 2048), "Qwen1.5 expert down": (2048, 1408), "Qwen1.5 shared": (11264, 2048),
+    "Qwen1.5 switch": (1, 2048), "Qwen3 expert": (1536, 2048), "Qwen3 expert down": (2048, 768),
+    "Qwen3 qkv": (5120, 2048), "OLMoE expert": (2048, 2048), "Mixtral out": (4096, 4096),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@every_dtype
+@pytest.mark.parametrize("threads", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("product", RELEASED)
+def test_in_products_of_released_sizes_a_row_s_place_does_not_matter(product: str, threads: int, dtype: str) -> None:
+    torch.set_num_threads(threads)  # conftest puts it back
+    outer, inner = RELEASED[product]
+    weight, x = torch.randn(outer, inner).to(DTYPES[dtype]), torch.randn(16, inner).to(DTYPES[dtype])
+    whole = torch.nn.functional.linear(x, weight)
+    for _ in range(3):
+        order = torch.randperm(16)
+        assert torch.equal(torch.nn.functional.linear(x[order], weight), whole[order])
+    few_rows = torch.cat([x[3:6], torch.zeros(13, inner, dtype=x.dtype)])
+    assert torch.equal(torch.nn.functional.linear(few_rows, weight)[:3], whole[3:6])
+
+
 # --- the parts of it
 
 

@@ -46,16 +46,20 @@ class Checkpoint:
 
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Reads config and headers, and stops at the first thing that is not as the architecture says."""
-    raw = read_json(folder / "config.json")
-    model_type = str(raw.get("model_type", "unnamed"))
-    family = find_family(model_type, str(folder))
-    spec = read_spec(family, raw, str(folder / "config.json"))
+    family, spec = read_folder_spec(folder)
     entries = _read_entries(folder)
     head = entries.pop(f"{family.names.head}.weight", None) if spec.tied_embeddings else None
     _compare(dense_tensors(spec, family.names) | expert_tensors(spec, family.names), entries, folder)
     if head is not None:  # some writers store the head as well
         _check_tied(head, entries[f"{family.names.embed}.weight"], folder)
     return Checkpoint(folder, family, spec, entries)
+
+
+def read_folder_spec(folder: Path) -> tuple[Family, ModelSpec]:
+    """What a folder's config.json says the model is, whether the weights lie beside it as a checkpoint or as a pack."""
+    raw = read_json(folder / "config.json")
+    family = find_family(str(raw.get("model_type", "unnamed")), str(folder))
+    return family, read_spec(family, raw, str(folder / "config.json"))
 
 
 def read_spec(family: Family, raw: Mapping[str, Any], where: str) -> ModelSpec:

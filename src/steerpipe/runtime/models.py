@@ -11,21 +11,18 @@ from steerpipe.store.reader import Pack, is_pack, open_pack
 EMBEDDED = Path(__file__).parent.parent / "assets" / "nano"
 
 
-def open_model(model: str | Path | None, cache: Path, progress: Progress | None = None) -> Pack:
-    """A pack, a checkpoint folder, a hub name, or the embedded model for None.
-
-    A checkpoint is packed once into `cache`, without loss, and found there the next time. May fetch from the
-    network and write `cache`; of the weights it reads only headers.
-    """
-    if model is None:
-        return _open_embedded()
-    folder = locate(str(model))
-    return open_pack(folder if is_pack(folder) else packed(folder, cache, progress))
-
-
-def _open_embedded() -> Pack:
+def find_model(model: str | Path | None) -> Path:
+    """The folder of a pack, a checkpoint or a hub name; the embedded model's for None. May fetch from the network."""
+    if model is not None:
+        return locate(str(model))
     if not is_pack(EMBEDDED):
         raise InputError(
-            "this installation has no embedded model", fix="name a model: a checkpoint folder, a pack, or a hub name"
+            "no model was named, and this installation has no embedded one",
+            fix="name a model: a checkpoint folder, a pack, or a hub name such as owner/model",
         )
-    return open_pack(EMBEDDED)
+    return EMBEDDED
+
+
+def open_model(folder: Path, cache: Path, progress: Progress | None = None) -> Pack:
+    """The pack in `folder`, or the pack of the checkpoint there: made once, without loss, and kept in `cache`."""
+    return open_pack(packed(folder, cache, progress))

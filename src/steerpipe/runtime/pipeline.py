@@ -21,13 +21,14 @@ from steerpipe.core.sampling import SamplingSettings
 from steerpipe.engine.engine import Engine
 from steerpipe.engine.request import Request
 from steerpipe.engine.tokenizer import ChatMessage, TextCodec
+from steerpipe.model.checkpoint import read_folder_spec
 from steerpipe.model.decoder import Decoder
 from steerpipe.model.kv_cache import BLOCK, KvPool
 from steerpipe.model.weights import build_weights
 from steerpipe.runtime.answer import Answer, AnswerDesk
 from steerpipe.runtime.facts import gather_facts
 from steerpipe.runtime.generation import GenerationDefaults, read_defaults
-from steerpipe.runtime.models import open_model
+from steerpipe.runtime.models import find_model, open_model
 from steerpipe.store.resident import ResidentExperts
 
 Prompt = str | Sequence[int] | Sequence[ChatMessage]
@@ -55,20 +56,20 @@ class Pipeline:
         if config is not None and settings:
             raise ConfigError(f"both a config and {sorted(settings)} are given", fix="put all settings into the config")
         config = config or load_config(settings)
-        source = open_model(model, cache_folder(config), progress)
-        self.folder = source.folder
-        self.spec = source.spec
-        self.codec = TextCodec.load(source.folder)
-        self.config: ResolvedConfig = resolve(config, gather_facts(source.spec))
-        self.defaults: GenerationDefaults = read_defaults(source.folder, self.codec.eos_token_ids)
+        self.folder = find_model(model)
+        _, self.spec = read_folder_spec(self.folder)  # what is cheap to check is checked before the weights are touched
+        self.codec = TextCodec.load(self.folder)
+        self.defaults: GenerationDefaults = read_defaults(self.folder, self.codec.eos_token_ids)
+        self.config: ResolvedConfig = resolve(config, gather_facts(self.spec))
+        source = open_model(self.folder, cache_folder(config), progress)
         torch.set_num_threads(self.config.threads)
         device, dtype = torch.device(self.config.device), getattr(torch, self.config.dtype)
-        weights = build_weights(source.spec, source.family.names, source.read_dense(), dtype, device)
+        weights = build_weights(self.spec, source.family.names, source.read_dense(), dtype, device)
         experts = ResidentExperts.load(source, dtype, device, progress)
-        pool = KvPool(source.spec, dtype, device, capacity_blocks=0)
+        pool = KvPool(self.spec, dtype, device, capacity_blocks=0)
         pool.capacity_blocks = max(1, self.config.kv_memory_bytes // pool.block_bytes)
         engine = Engine(
-            Decoder(source.spec, weights, device), experts, pool, self.codec,
+            Decoder(self.spec, weights, device), experts, pool, self.codec,
             end_tokens=self.defaults.end_tokens,
             max_context=min(self.config.max_context, pool.capacity_blocks * BLOCK),
             max_batch=self.config.max_batch,
