@@ -133,6 +133,7 @@ def test_a_stop_string_ends_the_text_before_it(model: Path) -> None:
         (("-p", ""), "there is no prompt"),
         (("-p", "x" * 200), "128"),
         (("-p", "half \udcff a character"), "the prompt is not UTF-8 text"),
+        (("--system", "half \udcff a character"), "lone surrogate"),
         (("--config", "no-such-file.toml"), "no-such-file.toml cannot be read"),
     ],
 )

@@ -406,7 +406,8 @@ def test_a_failure_that_goes_away_in_a_batch_costs_nobody_a_token() -> None:
     prompts = [prompt(seed, 2) for seed in range(6)]
     layer, expert, _ = split_by_an_expert(prompts)
     flaky = FailingExperts(model().experts, layer, expert, times=0)
-    run = bench(experts=flaky)
+    sink = Recorder()
+    run = bench(experts=flaky, sink=sink)
     ids = [run.submit(p) for p in prompts]
     while not all(run.tokens(i) for i in ids):
         run.events += run.engine.step()
@@ -415,6 +416,8 @@ def test_a_failure_that_goes_away_in_a_batch_costs_nobody_a_token() -> None:
     assert flaky.failures == 1 and flaky.open_leases == 0
     assert run.failures() == {}
     assert [tuple(run.tokens(i)) for i in ids] == [complete(p).token_ids for p in prompts]
+    seen = [(r.layer, s, int(at)) for r in sink.records for s, at in zip(r.sequences, r.positions, strict=True)]
+    assert len(seen) == len(set(seen)), "the routing of a step that was done again was published twice"
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,8 +429,8 @@ class PoisonedExperts:
     expert: int
 
     @contextmanager
-    def lease(self, layer: int, routed: Items[int]) -> Any:
-        with self.resident.lease(layer, routed) as lease:
+    def lease(self, layer: int, routed: Items[int], keep: Any = None) -> Any:
+        with self.resident.lease(layer, routed, keep) as lease:
             table = {e: wave.table[e] for wave in lease.waves() for e in wave.experts}
         if layer == self.layer and self.expert in table:
             own = table[self.expert]

@@ -217,6 +217,11 @@ def test_a_flag_must_be_true_or_false(value: object) -> None:
         ("qwen3_moe", {"head_dim": 7}, "4 heads of 7"),
         ("mixtral", {"num_hidden_layers": 10**6}, "num_hidden_layers = 1000000: a whole number from 1 to 1000"),
         ("mixtral", {"num_local_experts": 10**8}, "num_experts = 100000000: a whole number from 1 to 10000"),
+        (
+            "mixtral",
+            {"num_hidden_layers": 1000, "num_local_experts": 10_000},
+            "asks for 10000000 experts in 1000 layers",
+        ),
         ("olmoe", {"clip_qkv": -8.0}, "clip_qkv = -8.0: a number above 0 is needed"),
         ("olmoe", {"clip_qkv": "8"}, "clip_qkv = '8': a finite number is needed"),
         ("qwen2_moe", {"layer_types": ["full_attention", "linear_attention"]}, "layer_types full_attention, linear"),

@@ -101,7 +101,7 @@ def test_a_damaged_header(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_damaged_text_files_at_length(folder: Path, name: str) -> None:
-    damage(folder, name, rounds=1500, seed=1000)
+    damage(folder, name, rounds=800, seed=1000)
 
 
 @pytest.mark.slow

@@ -100,6 +100,15 @@ def test_a_mixture_of_float_formats_loads(folder: Path, dtype: torch.dtype) -> N
     assert generate(folder).exit_code == 0
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_end_the_answer_with_status_one(folder: Path, value: float) -> None:
+    edit(folder, lambda found: found["model.norm.weight"].fill_(value))
+    result = generate(folder, "--json")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("error: ")
+    assert "are not finite numbers" in result.stderr and "fix: " in result.stderr
+
+
 def test_a_tied_model_needs_no_head(folder: Path) -> None:
     folders.edit_config(folder, tie_word_embeddings=True)
     edit(folder, lambda found: found.pop(HEAD))

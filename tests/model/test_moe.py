@@ -1,6 +1,6 @@
 """Routing, leases, combination and the shared expert."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -36,9 +36,9 @@ class Watched:
     leased: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
 
     @contextmanager
-    def lease(self, layer: int, routed: Sequence[int]) -> Iterator[Lease]:
+    def lease(self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None) -> Iterator[Lease]:
         self.leased.append((layer, tuple(sorted(routed))))
-        with self.resident.lease(layer, routed) as lease:
+        with self.resident.lease(layer, routed, keep) as lease:
             yield lease
 
 
@@ -80,7 +80,7 @@ def test_only_valid_rows_are_routed_and_only_their_experts_are_leased() -> None:
     route = route_rows(x, router, spec_of(1, renormalise=False), valid, 16)
     everyone = route_rows(x, router, spec_of(1, renormalise=False), torch.arange(16), 16)
     assert torch.equal(route.experts, everyone.experts[valid]) and torch.equal(route.gates, everyone.gates[valid])
-    out = run_experts(x, route, valid, source, 7, 16)
+    out = run_experts(x, route, valid, source, 7, cell=16, keep_rows=len(valid))
     assert out.shape == (2, H)
     assert source.leased == [(7, tuple(sorted(set(route.experts.flatten().tolist()))))]
 
@@ -88,7 +88,7 @@ def test_only_valid_rows_are_routed_and_only_their_experts_are_leased() -> None:
 def test_every_routed_expert_is_leased_once_however_many_rows_want_it() -> None:
     source = Watched(ResidentExperts({0: random_experts()}))
     route = Route(torch.tensor([[3, 1]] * 40), torch.rand(40, 2))
-    run_experts(torch.randn(48, H), route, torch.arange(40), source, 0, 16)
+    run_experts(torch.randn(48, H), route, torch.arange(40), source, 0, cell=16, keep_rows=40)
     assert source.leased == [(0, (1, 3))]
 
 
@@ -98,7 +98,7 @@ def test_every_routed_expert_is_leased_once_however_many_rows_want_it() -> None:
 def test_the_layer_is_the_sum_of_gate_times_expert() -> None:
     experts = random_experts()
     x, route = torch.randn(16, H), Route(torch.stack([torch.randperm(E)[:3] for _ in range(16)]), torch.rand(16, 3))
-    got = run_experts(x, route, torch.arange(16), ResidentExperts({0: experts}), 0, 16)
+    got = run_experts(x, route, torch.arange(16), ResidentExperts({0: experts}), 0, cell=16, keep_rows=16)
     for row in range(16):
         want = sum(
             route.gates[row, rank] * expert_ffn(x[row : row + 1], experts[route.experts[row, rank]])[0]
@@ -137,10 +137,10 @@ def test_waves_in_any_order_give_the_same_bits(cell: int) -> None:
     rows = 1 if cell == 1 else 32
     x, valid = torch.randn(rows, H), torch.arange(rows)
     route = route_rows(x, torch.randn(E, H), spec_of(3, renormalise=True), valid, cell)
-    want = run_experts(x, route, valid, experts, 0, cell)
+    want = run_experts(x, route, valid, experts, 0, cell=cell, keep_rows=len(valid))
     for seed in range(10):
         late = ShuffledExperts(experts, Random(seed), singly=seed % 2 == 0)
-        assert torch.equal(run_experts(x, route, valid, late, 0, cell), want)
+        assert torch.equal(run_experts(x, route, valid, late, 0, cell=cell, keep_rows=len(valid)), want)
 
 
 # --- the shared expert

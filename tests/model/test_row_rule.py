@@ -2,7 +2,7 @@
 
 Two classes are compared within themselves only: prefill cells, and decode (one row, or 16-row cells). The rule
 rests on the matrix library not looking at a row's place. MKL keeps to that where the inner dimension of an fp32
-product is a multiple of 4 (measured for 2 to 129 inner, 1 to 129 outer columns and 1 to 8 threads; of
+product is a multiple of 4 (measured for 2 to 129 inner columns with 1, 2 and 4 threads; of
 other dimensions nearly all break it), so the random configurations here have such widths, as all released models do.
 """
 

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,8 +130,8 @@ class ShuffledExperts:
     waves: int = 0
 
     @contextmanager
-    def lease(self, layer: int, routed: Sequence[int]) -> Iterator[Lease]:
-        with self.resident.lease(layer, routed) as lease:
+    def lease(self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None) -> Iterator[Lease]:
+        with self.resident.lease(layer, routed, keep) as lease:
             table = {expert: wave.table[expert] for wave in lease.waves() for expert in wave.experts}
             left = list(table)
             self.random.shuffle(left)
@@ -156,10 +156,10 @@ class FailingExperts:
     open_leases: int = 0
 
     @contextmanager
-    def lease(self, layer: int, routed: Sequence[int]) -> Iterator[Lease]:
+    def lease(self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None) -> Iterator[Lease]:
         self.open_leases += 1
         try:
-            with self.resident.lease(layer, routed) as lease:
+            with self.resident.lease(layer, routed, keep) as lease:
                 broken = layer == self.layer and self.expert in routed
                 if broken and (self.times is None or self.failures < self.times):
                     self.failures += 1

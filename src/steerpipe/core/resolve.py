@@ -7,8 +7,8 @@ from steerpipe.core.config import CELL_ROWS, EngineConfig
 from steerpipe.core.errors import CapacityError, ConfigError
 from steerpipe.core.units import format_bytes, parse_bytes
 
-# Elements. A 16-row product with so many took 112 us on one core and 77 us on two, but 16 ms on two of which one was busy
-# (two EPYC cores, fp32); a one-row product takes 24 us either way.
+# Elements. A 16-row product with so many took 112 us on one core and 77 us on two, but 16 ms where one of the two was
+# busy (two EPYC cores, fp32); a one-row product takes 24 us either way.
 SMALL_MATRIX = 1 << 18
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 

@@ -2,9 +2,13 @@
 
 import itertools
 import time
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from steerpipe.core.errors import RequestError, SteerpipeError
-from steerpipe.core.events import Completion, FinishReason, SequenceFailed, TokenEvent
+from steerpipe.core.events import Completion, FinishReason, RoutingRecord, SequenceFailed, TokenEvent
 from steerpipe.core.ids import SequenceId
 from steerpipe.core.protocols import ExpertSource, RoutingSink
 from steerpipe.core.random import fresh_seed
@@ -12,11 +16,21 @@ from steerpipe.engine.request import Request, Sequence
 from steerpipe.engine.scheduler import DecodeStep, PrefillStep, Scheduler, reserved_blocks
 from steerpipe.engine.tokenizer import TextCodec
 from steerpipe.model.cells import CELL
-from steerpipe.model.decoder import Decoder, decode_rows, prefill_rows
+from steerpipe.model.decoder import Decoder, StepRows, decode_rows, prefill_rows
 from steerpipe.model.kv_cache import KvPool
 from steerpipe.model.sampling import Sampled, sample_row
 
 Event = TokenEvent | SequenceFailed
+
+
+@dataclass(slots=True)
+class _Records:
+    """A RoutingSink that holds what it is given."""
+
+    held: list[RoutingRecord] = field(default_factory=list)
+
+    def observe(self, record: RoutingRecord) -> None:
+        self.held.append(record)
 
 
 class Engine:
@@ -104,9 +118,9 @@ class Engine:
         sequence, before = step.sequence, step.sequence.kv.length
         sequence.started = sequence.started or time.perf_counter()
         try:
-            rows = prefill_rows(sequence.id, sequence.kv, step.tokens, self._decoder.device)
+            rows = prefill_rows(sequence.id, sequence.kv, step.tokens, self._decoder.device, last=step.last)
             wanted = [len(step.tokens) - 1] if step.last else []
-            logits = self._decoder.forward(rows, self._experts, wanted, self._sink)
+            logits = self._forward(rows, wanted)
             return [self._settle(sequence, sample_row(logits[0], sequence.sampling_context()))] if step.last else []
         except SteerpipeError as error:
             sequence.kv.truncate(before)
@@ -134,8 +148,17 @@ class Engine:
             self._decoder.device,
             cell=CELL if step.batched else 1,
         )
-        logits = self._decoder.forward(rows, self._experts, range(len(sequences)), self._sink)
+        logits = self._forward(rows, range(len(sequences)))
         return [sample_row(row, s.sampling_context()) for row, s in zip(logits, sequences, strict=True)]
+
+    def _forward(self, rows: StepRows, wanted: Items[int]) -> Tensor:
+        """Routing is published when the whole step has succeeded: one that fails may be run again."""
+        records = _Records()
+        logits = self._decoder.forward(rows, self._experts, wanted, records if self._sink else None)
+        if self._sink is not None:
+            for record in records.held:
+                self._sink.observe(record)
+        return logits
 
     def _settle(self, sequence: Sequence, sampled: Sampled) -> TokenEvent:
         event = sequence.take(sampled, self._ends)

@@ -19,6 +19,7 @@ from steerpipe.model.spec import ModelSpec
 from steerpipe.model.tensors import Shape, dense_tensors, expert_names, expert_tensors
 
 _FLOATS = ("float32", "bfloat16", "float16")
+_MOST_EXPERTS = 200_000  # of all layers; ten times what is released, and their names still fit in 100 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,12 @@ def read_spec(family: Family, raw: Mapping[str, Any], where: str) -> ModelSpec:
     keys = ConfigKeys(raw, where)
     spec = family.read(keys)
     keys.finish()
+    experts = sum(spec.moe(layer).experts for layer in spec.moe_layers)
+    if experts > _MOST_EXPERTS:
+        raise UnsupportedConfigError(
+            f"{where} asks for {experts} experts in {len(spec.moe_layers)} layers",
+            fix="no model has so many: take config.json from the model's own repository",
+        )
     if spec.stored_dtype not in _FLOATS:
         raise CheckpointError(
             f"{where} says the weights are {spec.stored_dtype}", fix=f"only {', '.join(_FLOATS)} can be loaded"

@@ -22,6 +22,8 @@ from steerpipe.model.rope import RopeTable, rotate
 from steerpipe.model.spec import AttentionSpec, ModelSpec, QkNorm
 from steerpipe.model.weights import LayerWeights, ModelWeights
 
+PROMPT_TAIL = 4  # tokens; 4 of top-4 touch about a quarter of 60 experts, what a tight budget holds
+
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
@@ -34,10 +36,16 @@ class StepRows:
     units: tuple[AttentionUnit, ...]
     cell: int  # 16, or 1 for one-row decode
     highest: int  # largest position
+    keep_rows: int  # so many of the last valid rows say which experts the tokens to come may need
 
 
-def prefill_rows(sequence: SequenceId, kv: KvSequence, tokens: Sequence[int], device: torch.device) -> StepRows:
-    """The next `tokens` of one sequence, in padded cells at absolute positions. Appends to `kv`."""
+def prefill_rows(
+    sequence: SequenceId, kv: KvSequence, tokens: Sequence[int], device: torch.device, *, last: bool = True
+) -> StepRows:
+    """The next `tokens` of one sequence, in padded cells at absolute positions; `last` if the prompt ends with them.
+
+    Appends to `kv`.
+    """
     start = kv.length
     kv.append(len(tokens))
     base = start - start % CELL
@@ -57,6 +65,7 @@ def prefill_rows(sequence: SequenceId, kv: KvSequence, tokens: Sequence[int], de
         units=units,
         cell=CELL,
         highest=base + rows - 1,
+        keep_rows=PROMPT_TAIL if last else 0,
     )
 
 
@@ -91,6 +100,7 @@ def decode_rows(
         units=tuple(AttentionUnit(kv, row, 1, at[row], (0, 1)) for row, kv in enumerate(kvs)),
         cell=cell,
         highest=max(at),
+        keep_rows=count,
     )
 
 
@@ -170,7 +180,9 @@ class Decoder:
         if sink is not None:
             sink.observe(_record(index, rows, route))
         total = torch.zeros_like(x, dtype=torch.float32)
-        total[rows.valid] = run_experts(normed, route, rows.valid, source, index, rows.cell)
+        total[rows.valid] = run_experts(
+            normed, route, rows.valid, source, index, cell=rows.cell, keep_rows=rows.keep_rows
+        )
         if weights.shared is not None:
             total = total + run_shared(normed, weights, rows.cell).float()
         return total.to(x.dtype)

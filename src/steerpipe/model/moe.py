@@ -39,14 +39,20 @@ def route_rows(x: Tensor, router: Tensor, spec: MoeSpec, valid: Tensor, cell: in
     return Route(experts, gates)
 
 
-def run_experts(x: Tensor, route: Route, valid: Tensor, source: ExpertSource, layer: int, cell: int) -> Tensor:
-    """Sum of gate · expert(row) over the routed experts, for each valid row: [V, H], fp32."""
+def run_experts(
+    x: Tensor, route: Route, valid: Tensor, source: ExpertSource, layer: int, *, cell: int, keep_rows: int
+) -> Tensor:
+    """Sum of gate · expert(row) over the routed experts, for each valid row: [V, H], fp32.
+
+    The experts of the last `keep_rows` rows are worth keeping; those of earlier prompt tokens are not.
+    """
     pairs_of: dict[int, list[int]] = {}  # expert → its (row, rank) pairs, numbered row by row
     for pair, expert in enumerate(route.experts.flatten().tolist()):
         pairs_of.setdefault(expert, []).append(pair)
     row_of = valid.repeat_interleave(route.experts.shape[1])  # [V · k]
     part = x.new_empty(len(row_of), x.shape[1])  # one output per pair, whatever the order of arrival
-    with source.lease(layer, list(pairs_of)) as lease:
+    keep = None if keep_rows >= len(valid) else set(route.experts[len(valid) - keep_rows :].flatten().tolist())
+    with source.lease(layer, list(pairs_of), keep) as lease:
         for wave in lease.waves():
             for expert in wave.experts:
                 pairs = torch.tensor(pairs_of[expert], device=x.device)

@@ -1,0 +1,216 @@
+"""Who lies in which slot: the table of one size class. Pure; not thread-safe, the caller holds a lock.
+
+    ABSENT --begin--> LOADING --finish--> READY --(victim of another begin)--> ABSENT
+                         +----abandon---> ABSENT
+
+A pin keeps an expert where it is; only what is READY and unpinned is ever evicted. A *transient* expert is not worth
+keeping (most of a prompt's): its slot is free at its last unpin, and only `transient_limit` of them hold slots at once.
+`now` counts tokens, not seconds: what is worth keeping does not depend on how quick the machine is.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steerpipe.core.ids import ExpertId
+from steerpipe.store.policies import Policy
+
+SMALLEST_SLOTS = 2  # one is computed while the other is filled
+
+
+class Residency(Enum):
+    """Where an expert of the table stands."""
+
+    ABSENT = "absent"
+    LOADING = "loading"  # has a slot, whose bytes are not all there
+    READY = "ready"
+
+
+class Placement(NamedTuple):
+    """The slot that `begin` gave, and whom it was taken from."""
+
+    slot: int
+    evicted: ExpertId | None
+
+
+@dataclass(slots=True)
+class _Held:
+    """An expert that has a slot."""
+
+    number: int  # its position in the table's list of experts: the policy's name for it
+    slot: int
+    transient: bool
+    ready: bool = False
+    pins: int = 0
+
+
+class SlotTable:
+    """The slots of one size class, shared by every expert whose block fits them."""
+
+    def __init__(self, experts: Sequence[ExpertId], slots: int, policy: Policy, transient_limit: int) -> None:
+        assert slots >= SMALLEST_SLOTS, f"{slots} slots: a layer cannot be computed with fewer than {SMALLEST_SLOTS}"
+        assert transient_limit >= 1, f"a transient limit of {transient_limit} would stop every prompt"
+        self._experts = tuple(experts)
+        self._numbers = {expert: number for number, expert in enumerate(self._experts)}
+        assert len(self._numbers) == len(self._experts), "an expert stands twice in the table's list"
+        self._policy = policy
+        self._slots = slots
+        self._transient_limit = transient_limit
+        self._held: dict[ExpertId, _Held] = {}
+        self._free = list(range(slots))[::-1]  # slot 0 is given first
+        self._transients = 0
+        # Per expert number, so that a victim is found by a few array operations:
+        self._idle: NDArray[np.bool_] = np.zeros(len(self._experts), dtype=np.bool_)  # READY and unpinned
+        self._protected: NDArray[np.bool_] = np.zeros(len(self._experts), dtype=np.bool_)
+        self._passing: NDArray[np.bool_] = np.zeros(len(self._experts), dtype=np.bool_)  # transient with a slot
+
+    @property
+    def slots(self) -> int:
+        return self._slots
+
+    @property
+    def free_slots(self) -> int:
+        return len(self._free)
+
+    @property
+    def transients(self) -> int:
+        """Transient experts that hold slots: never more than the limit."""
+        return self._transients
+
+    def state(self, expert: ExpertId) -> Residency:
+        held = self._held.get(expert)
+        if held is None:
+            assert expert in self._numbers, f"{expert} is not of this table"
+            return Residency.ABSENT
+        return Residency.READY if held.ready else Residency.LOADING
+
+    def slot(self, expert: ExpertId) -> int:
+        """Where a LOADING or READY expert lies."""
+        return self._holder(expert).slot
+
+    def pins(self, expert: ExpertId) -> int:
+        """How many pins hold it; 0 for one that is ABSENT."""
+        held = self._held.get(expert)
+        return 0 if held is None else held.pins
+
+    def ready(self, experts: Iterable[ExpertId]) -> list[ExpertId]:
+        """Those of `experts` that are READY, in their order."""
+        held = self._held
+        return [expert for expert in experts if (each := held.get(expert)) is not None and each.ready]
+
+    def resident(self) -> list[ExpertId]:
+        """Every READY expert, ascending by number: the warm set of a profile."""
+        return [expert for expert in self._experts if self.state(expert) is Residency.READY]
+
+    def begin(self, expert: ExpertId, *, transient: bool, now: float, speculative: bool = False) -> Placement | None:
+        """ABSENT → LOADING in a free slot, else in that of the policy's victim. None: no slot may be had now.
+
+        A demanded expert takes a protected one's slot where there is no other; a `speculative` one never does.
+        At the transient limit a transient expert can only replace a transient one that is READY and unpinned.
+        """
+        assert self.state(expert) is Residency.ABSENT, f"{expert} has a slot already"
+        evicted: ExpertId | None = None
+        full = transient and self._transients >= self._transient_limit
+        if full or not self._free:
+            evicted = self._victim(now, among=self._idle & self._passing if full else self._idle, strict=speculative)
+            if evicted is None:
+                return None
+            self._release(evicted)
+        number = self._numbers[expert]
+        held = self._held[expert] = _Held(number, self._free.pop(), transient)
+        self._transients += transient
+        self._passing[number] = transient
+        return Placement(held.slot, evicted)
+
+    def finish(self, expert: ExpertId) -> None:
+        """LOADING → READY: every byte is there."""
+        held = self._loading(expert)
+        held.ready = True
+        self._idle[held.number] = not held.pins
+
+    def abandon(self, expert: ExpertId) -> None:
+        """LOADING → ABSENT: the load failed or was cut, the slot is free. Whoever pinned it has to unpin it first."""
+        held = self._loading(expert)
+        assert held.pins == 0, f"{expert} is abandoned while {held.pins} pins hold it"
+        self._release(expert)
+
+    def pin(self, expert: ExpertId) -> None:
+        """Keeps a LOADING or READY expert in its slot until `unpin` was called as often."""
+        held = self._holder(expert)
+        held.pins += 1
+        self._idle[held.number] = False
+
+    def unpin(self, expert: ExpertId) -> None:
+        """The last one makes a READY expert evictable, and a READY transient one ABSENT at once."""
+        held = self._holder(expert)
+        assert held.pins > 0, f"{expert} is unpinned more often than pinned"
+        held.pins -= 1
+        if held.pins or not held.ready:
+            return
+        if held.transient:
+            self._release(expert)
+        else:
+            self._idle[held.number] = True
+
+    def promote(self, expert: ExpertId) -> None:
+        """A transient expert (LOADING or READY) turns out to be worth keeping. Nothing happens to a kept one."""
+        held = self._holder(expert)
+        self._transients -= held.transient
+        held.transient = False
+        self._passing[held.number] = False
+
+    def touch(self, expert: ExpertId, now: float) -> None:
+        """Tells the policy of a use. Any state: what was evicted keeps its past."""
+        self._policy.touch(self._numbers[expert], now)
+
+    def protect(self, experts: Iterable[ExpertId]) -> None:
+        """What is wanted within the next layers, in any state. Replaces what was said before."""
+        self._protected[:] = False
+        numbers = [self._numbers[expert] for expert in experts]
+        self._protected[numbers] = True
+
+    def check_integrity(self) -> None:
+        """Asserts every invariant. O(experts): for tests, and for when nothing else is to be done."""
+        owned = [held.slot for held in self._held.values()]
+        assert len(set(owned)) == len(owned), "a slot has two owners"
+        assert len(set(self._free)) == len(self._free), "a slot is free twice"
+        assert not set(owned) & set(self._free), "a slot is owned and free"
+        assert set(owned) | set(self._free) == set(range(self._slots)), "a slot is neither owned nor free"
+        transient = {expert for expert, held in self._held.items() if held.transient}
+        assert len(transient) == self._transients <= self._transient_limit, "transient experts are miscounted"
+        for number, expert in enumerate(self._experts):
+            held = self._held.get(expert)
+            assert held is None or held.number == number, f"{expert} has another's number"
+            assert held is None or held.pins >= 0, f"{expert} has {held.pins} pins"
+            idle = held is not None and held.ready and held.pins == 0
+            assert bool(self._idle[number]) == idle, f"{expert} is wrongly marked as evictable or not"
+            assert bool(self._passing[number]) == (expert in transient), f"{expert} is wrongly marked as transient"
+
+    def _victim(self, now: float, among: NDArray[np.bool_], *, strict: bool) -> ExpertId | None:
+        candidates = np.flatnonzero(among & ~self._protected)
+        if not candidates.size and not strict:
+            candidates = np.flatnonzero(among)
+        if not candidates.size:
+            return None
+        return self._experts[self._policy.victim(candidates, now)]
+
+    def _release(self, expert: ExpertId) -> None:
+        held = self._held.pop(expert)
+        self._free.append(held.slot)
+        self._transients -= held.transient
+        self._idle[held.number] = False
+        self._passing[held.number] = False
+
+    def _holder(self, expert: ExpertId) -> _Held:
+        held = self._held.get(expert)
+        assert held is not None, f"{expert} has no slot"
+        return held
+
+    def _loading(self, expert: ExpertId) -> _Held:
+        held = self._holder(expert)
+        assert not held.ready, f"{expert} is not being loaded"
+        return held

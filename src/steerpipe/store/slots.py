@@ -1,0 +1,82 @@
+"""The fast tier's memory: one allocation, cut into slots of one size, each large enough for any expert of the model.
+
+Legend: H hidden, I expert width.
+"""
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from steerpipe.core.errors import CapacityError
+from steerpipe.core.protocols import ExpertWeights
+from steerpipe.core.units import format_bytes
+from steerpipe.store.layout import BlockLayout
+from steerpipe.store.resident import ALIGNMENT_BYTES
+
+Shape = tuple[int, int]  # H, I
+
+
+def slot_bytes(layouts: Collection[BlockLayout], dtype: torch.dtype) -> int:
+    """What the largest expert takes in compute-ready form, both matrices on cache lines."""
+    return max(sum(_matrix_bytes((layout.hidden, layout.width), dtype)) for layout in layouts)
+
+
+class SlotArena:
+    """`slots` places for compute-ready experts. All memory is taken, and touched, on creation: none is added later.
+
+    Knows nothing of who lies where (`residency` does) and guards nothing: whoever holds a slot may write it.
+    Raises CapacityError if the memory cannot be had.
+    """
+
+    def __init__(self, layouts: Collection[BlockLayout], slots: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.slots = slots
+        self.slot_bytes = slot_bytes(layouts, dtype)
+        memory = _allocate(slots * self.slot_bytes, device)
+        shapes = {(layout.hidden, layout.width) for layout in layouts}
+        self._views = {shape: self._cut(memory, shape, dtype) for shape in shapes}
+
+    @property
+    def total_bytes(self) -> int:
+        return self.slots * self.slot_bytes
+
+    def weights(self, slot: int, layout: BlockLayout) -> ExpertWeights:
+        """The slot's memory as an expert of that layout: views made once, the same at every call."""
+        return self._views[layout.hidden, layout.width][slot]
+
+    def _cut(self, memory: Tensor, shape: Shape, dtype: torch.dtype) -> list[ExpertWeights]:
+        hidden, width = shape
+        gate_up_bytes, _ = _matrix_bytes(shape, dtype)
+        views = []
+        for start in range(0, self.total_bytes, self.slot_bytes):
+            gate_up = _matrix(memory, start, (2 * width, hidden), dtype)  # [2I, H]
+            down = _matrix(memory, start + gate_up_bytes, (hidden, width), dtype)  # [H, I]
+            views.append(ExpertWeights(gate_up, down))
+        return views
+
+
+def _matrix_bytes(shape: Shape, dtype: torch.dtype) -> tuple[int, int]:
+    """Of gate_up and of down, rounded up to whole cache lines."""
+    hidden, width = shape
+    down = -(-hidden * width * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    gate_up = -(-2 * hidden * width * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return gate_up, down
+
+
+def _matrix(memory: Tensor, start: int, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    rows, columns = shape
+    return memory[start : start + rows * columns * dtype.itemsize].view(dtype).view(rows, columns)
+
+
+def _allocate(size_bytes: int, device: torch.device) -> Tensor:
+    try:
+        memory = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+    except RuntimeError as problem:  # torch.OutOfMemoryError on a GPU, "can't allocate memory" on a CPU
+        if "memory" not in str(problem):
+            raise
+        raise CapacityError(
+            f"{format_bytes(size_bytes)} of expert slots on {device} are more than is free",
+            fix="give a smaller --fast-memory, or free memory",
+        ) from None
+    assert memory.data_ptr() % ALIGNMENT_BYTES == 0, "torch's allocator gave memory that is not aligned"
+    return memory.zero_()  # touched: the operating system cannot refuse it in the middle of an answer

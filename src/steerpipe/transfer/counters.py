@@ -1,0 +1,100 @@
+"""What the ladder did, in numbers that add up: hits + late + misses = experts leased."""
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+from steerpipe.transfer.link import LinkRate
+from steerpipe.transfer.queue import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class ReasonCounters:
+    """Of one reason. A guess that is demanded goes on as demand: bytes count where they moved, blocks where they began.
+
+    Hits and late ones count for a guess at the first use only; later uses are the cache's, which is demand's.
+    """
+
+    read_bytes: int = 0
+    transfers: int = 0  # blocks that arrived
+    hits: int = 0  # was there when it was leased
+    late: int = 0  # was on its way when it was leased
+    cancelled: int = 0  # blocks that were cut
+    cancelled_bytes: int = 0  # of them, moved for nothing
+
+    def __sub__(self, before: Self) -> Self:
+        return type(self)(*(getattr(self, f.name) - getattr(before, f.name) for f in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class LadderCounters:
+    """A snapshot since the start, or the difference of two. JSON-able by `dataclasses.asdict`."""
+
+    demand: ReasonCounters = ReasonCounters()
+    prefetch: ReasonCounters = ReasonCounters()
+    draft: ReasonCounters = ReasonCounters()
+    leases: int = 0
+    leased: int = 0  # experts
+    misses: int = 0
+    evictions: int = 0
+    retries: int = 0  # reads that failed and were tried again
+    rereads: int = 0  # blocks whose checksum was wrong at first
+    failures: int = 0  # blocks that could not be had
+    stall_seconds: float = 0.0  # leases waited, for at least one miss
+    late_seconds: float = 0.0  # leases waited, only for what was on its way
+    decode_seconds: float = 0.0  # checking blocks and making them compute-ready, on the readers
+    link_reads: int = 0
+    link_seconds: float = 0.0  # with a read outstanding, whatever tier answered
+    disk_reads: int = 0
+    disk_bytes: int = 0
+    disk_seconds: float = 0.0  # with a read of the disk outstanding
+    seconds: float = 0.0  # wall clock
+
+    @property
+    def hits(self) -> int:
+        return self.demand.hits + self.prefetch.hits + self.draft.hits
+
+    @property
+    def late(self) -> int:
+        return self.demand.late + self.prefetch.late + self.draft.late
+
+    @property
+    def read_bytes(self) -> int:
+        return self.demand.read_bytes + self.prefetch.read_bytes + self.draft.read_bytes
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the time in which the link had something to do."""
+        return self.link_seconds / self.seconds if self.seconds else 0.0
+
+    def __sub__(self, before: Self) -> Self:
+        """What happened between two snapshots."""
+        return type(self)(**{f.name: getattr(self, f.name) - getattr(before, f.name) for f in fields(self)})
+
+
+@dataclass(slots=True)
+class Tally:
+    """The running counts behind the snapshots. The caller holds the ladder's lock."""
+
+    reasons: dict[Reason, dict[str, int]] = field(default_factory=lambda: {reason: {} for reason in Reason})
+    counts: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, name: str, amount: float = 1) -> None:
+        self.counts[name] = self.counts.get(name, 0) + amount
+
+    def add_for(self, reason: Reason, name: str, amount: int = 1) -> None:
+        of_reason = self.reasons[reason]
+        of_reason[name] = of_reason.get(name, 0) + amount
+
+    def snapshot(self, link: LinkRate, disk: LinkRate, seconds: float) -> LadderCounters:
+        return LadderCounters(
+            demand=ReasonCounters(**self.reasons[Reason.DEMAND]),
+            prefetch=ReasonCounters(**self.reasons[Reason.PREFETCH]),
+            draft=ReasonCounters(**self.reasons[Reason.DRAFT]),
+            link_reads=link.reads,
+            link_seconds=link.busy_seconds,
+            disk_reads=disk.reads,
+            disk_bytes=disk.read_bytes,
+            disk_seconds=disk.busy_seconds,
+            seconds=seconds,
+            **self.counts,
+        )
