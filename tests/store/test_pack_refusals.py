@@ -13,6 +13,7 @@ from steerpipe.store.formats import ExpertFormat
 from steerpipe.store.pack import write_pack
 from steerpipe.store.plan import PackOptions
 from steerpipe.store.reader import open_pack
+from steerpipe.store.verify import verify
 from tests.store.conftest import contents, save_tiny
 
 
@@ -57,12 +58,16 @@ def test_weights_that_a_format_cannot_hold_are_named_and_nothing_is_left(tmp_pat
     assert write_pack(hot, tmp_path / "p", PackOptions(ExpertFormat.BFLOAT16)).experts == 8
 
 
-def test_a_model_without_experts_is_refused(tmp_path: Path) -> None:
+def test_a_model_without_experts_is_packed_too(tmp_path: Path) -> None:
     source = save_tiny(tmp_path / "m", "qwen3_moe", torch.float32)
     config = json.loads((source.folder / "config.json").read_text()) | {"mlp_only_layers": [0, 1]}
     kept = {name: source.read(name) for name in source.entries if "layers.1.mlp" not in name}
     kept |= {name.replace("layers.0", "layers.1"): weight for name, weight in kept.items() if "layers.0.mlp" in name}
     save_file({name: weight.clone() for name, weight in kept.items()}, source.folder / "model.safetensors")
     (source.folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(PackError, match="has no experts"):
-        write_pack(open_checkpoint(source.folder), tmp_path / "p")
+    dense = open_checkpoint(source.folder)
+    report = write_pack(dense, tmp_path / "p")
+    assert report.experts == 0 and report.loss.lossless
+    assert verify(tmp_path / "p").good
+    restored = open_pack(tmp_path / "p").read_dense()
+    assert all(torch.equal(restored[name], weight) for name, weight in dense.read_dense().items())

@@ -199,8 +199,8 @@ def _loss(plan: PackPlan, records: list[BlockRecord], dense: SquareSums) -> Quan
     dense_weights = sum(t.size_bytes // t.dtype.itemsize for t in plan.dense_tensors if not t.name.endswith(".scale"))
     return QuantReport(
         relative_rms={kind: each.relative_rms for kind, each in sums.items()},
-        expert_bits_per_weight=8 * stored / weights,
-        expert_bits_per_weight_on_disk=8 * sum(row.layout.block_bytes for row in rows) / weights,
+        expert_bits_per_weight=8 * stored / max(1, weights),
+        expert_bits_per_weight_on_disk=8 * sum(row.layout.block_bytes for row in rows) / max(1, weights),
         dense_bits_per_weight=8 * sum(t.size_bytes for t in plan.dense_tensors) / dense_weights,
     )
 

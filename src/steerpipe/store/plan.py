@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 
-from steerpipe.core.errors import PackError
 from steerpipe.model.checkpoint import Checkpoint, read_json
 from steerpipe.model.tensors import expert_tensors
 from steerpipe.store.dense import plan_dense
@@ -90,10 +89,6 @@ class PackPlan:
 def plan_pack(checkpoint: Checkpoint, options: PackOptions) -> PackPlan:
     """Reads headers, one page per tensor, and the routing trace if there is one."""
     spec = checkpoint.spec
-    if not spec.moe_layers:
-        raise PackError(
-            f"{checkpoint.folder} has no experts", fix="packs are for Mixture-of-Experts models: run it as it is"
-        )
     native = _native_format(checkpoint)
     form = options.experts or native
     order = recorded_order(spec, options.routing) if options.routing else index_order(spec)
@@ -129,7 +124,7 @@ def copied_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _native_format(checkpoint: Checkpoint) -> ExpertFormat:
-    """The experts' own dtype; float32, which holds the others exactly, where they are mixed."""
+    """The experts' own dtype; float32, which holds the others exactly, where they are mixed or there are none."""
     names = expert_tensors(checkpoint.spec, checkpoint.family.names)
     dtypes = {checkpoint.entries[name].dtype for name in names}
     return ExpertFormat(str(dtypes.pop()).removeprefix("torch.")) if len(dtypes) == 1 else ExpertFormat.FLOAT32
