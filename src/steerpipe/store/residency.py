@@ -69,6 +69,11 @@ class SlotTable:
         self._passing: NDArray[np.bool_] = np.zeros(len(self._experts), dtype=np.bool_)  # transient with a slot
 
     @property
+    def experts(self) -> tuple[ExpertId, ...]:
+        """Everything that the slots are shared by; an expert's position is its number for the policy."""
+        return self._experts
+
+    @property
     def slots(self) -> int:
         return self._slots
 

@@ -1,48 +1,20 @@
-"""The command line. Each verb parses its options, calls one function, and shows the result.
+"""`steerpipe generate`: one prompt, one answer."""
 
-Results go to stdout, everything else (progress, choices, errors) to stderr. Bad input exits with status 2 and no
-traceback unless --debug is given.
-"""
-
-import io
 import json
-import os
 import sys
-import traceback
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steerpipe import __version__
-from steerpipe.core.errors import InputError, SteerpipeError
+from steerpipe.cli.shared import Debug, Json, Model, app, guarded, progress_bar, quiet_transformers
+from steerpipe.core.errors import InputError
 
 if TYPE_CHECKING:
+    from steerpipe.core.config import EngineConfig
     from steerpipe.core.events import Completion
     from steerpipe.runtime.pipeline import Pipeline
-
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-
-Model = Annotated[str | None, typer.Argument(help="checkpoint folder, pack, or hub name (owner/model)")]
-Json = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout and nothing else")]
-Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        print(f"steerpipe {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def steerpipe(
-    version: Annotated[
-        bool, typer.Option("--version", help="show the version", callback=_show_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Run Mixture-of-Experts language models that are larger than the fast memory they run on."""
 
 
 @app.command()
@@ -102,40 +74,7 @@ def generate(
             print()
             _show_timings(answer.completion)
 
-    _guarded(run, debug)
-
-
-@app.command()
-def demo(as_json: Json = False, debug: Debug = False) -> None:
-    """Show what the engine computes: tiny models of every family against transformers."""
-
-    def run() -> None:
-        from rich.console import Console
-
-        from steerpipe.demo import run_demo
-
-        _quiet_transformers()
-        checks = run_demo(Console(quiet=as_json))
-        if as_json:
-            print(json.dumps([asdict(check) for check in checks]))
-
-    _guarded(run, debug)
-
-
-@app.command()
-def doctor(as_json: Json = False, debug: Debug = False) -> None:
-    """Measure this machine: CPU traps, memory, pinning, GPU, disk; say what is wrong and what to do."""
-
-    def run() -> None:
-        from steerpipe.doctor import render, run_doctor
-
-        report = run_doctor()
-        if as_json:
-            print(json.dumps(asdict(report)))
-        else:
-            render(report)
-
-    _guarded(run, debug)
+    guarded(run, debug)
 
 
 def completion_json(completion: "Completion", pipe: "Pipeline") -> dict[str, Any]:
@@ -182,19 +121,12 @@ def _turns(text: str, system: str | None, raw: bool) -> Any:
     return [ChatMessage("system", system), ChatMessage("user", text)]
 
 
-def _open_pipeline(model: str | None, config: Any, *, quiet: bool) -> "Pipeline":
-    from rich.console import Console
-    from rich.progress import Progress
-
+def _open_pipeline(model: str | None, config: "EngineConfig", *, quiet: bool) -> "Pipeline":
     from steerpipe.runtime.pipeline import Pipeline
 
-    _quiet_transformers()
-    console = Console(stderr=True, quiet=quiet)
-    with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
-        task = bar.add_task("loading experts", total=None)
-        return Pipeline(
-            model, config=config, progress=lambda done, total: bar.update(task, completed=done, total=total)
-        )
+    quiet_transformers()
+    with progress_bar("loading", quiet=quiet) as progress:
+        return Pipeline(model, config=config, progress=progress)
 
 
 def _show_timings(completion: "Completion") -> None:
@@ -206,38 +138,3 @@ def _show_timings(completion: "Completion") -> None:
         f"[dim]{timings.prompt_n} prompt tokens in {timings.prompt_ms:.0f} ms · {timings.predicted_n} tokens "
         f"in {timings.predicted_ms:.0f} ms ({rate:.1f} per second) · ended by {completion.finish_reason.value}[/dim]"
     )
-
-
-def _quiet_transformers() -> None:
-    """Its notices and bars are about files that we have checked ourselves."""
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-
-
-def _guarded(run: Callable[[], None], debug: bool) -> None:
-    """Runs a verb; an error becomes two lines on stderr and an exit status."""
-    try:
-        run()
-    except SteerpipeError as error:
-        if debug:
-            traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(error.exit_status) from None
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        raise SystemExit(130) from None
-    except BrokenPipeError:  # the reader has left; Python's own last flush must not find that out again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(0) from None
-
-
-def main() -> None:
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows another
-    app()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,41 @@
+"""Verbs that show the engine and the machine: `demo`, `doctor`."""
+
+import json
+from dataclasses import asdict
+
+from steerpipe.cli.shared import Debug, Json, app, guarded, quiet_transformers
+
+
+@app.command()
+def demo(as_json: Json = False, debug: Debug = False) -> None:
+    """Show what the engine computes: tiny models of every family against transformers."""
+
+    def run() -> None:
+        from rich.console import Console
+
+        from steerpipe.demo import run_demo
+
+        quiet_transformers()
+        checks = run_demo(Console(quiet=as_json))
+        if as_json:
+            print(json.dumps([asdict(check) for check in checks]))
+
+    guarded(run, debug)
+
+
+@app.command()
+def doctor(as_json: Json = False, debug: Debug = False) -> None:
+    """Measure this machine: CPU traps, memory, pinning, GPU, disk; say what is wrong and what to do."""
+
+    def run() -> None:
+        from rich.console import Console
+
+        from steerpipe.doctor import render, run_doctor
+
+        report = run_doctor()
+        if as_json:
+            print(json.dumps(report.as_json()))
+        else:
+            Console().print(render(report))
+
+    guarded(run, debug)
