@@ -123,3 +123,16 @@ def test_a_model_of_small_matrices_gets_one_thread_unless_it_is_told_otherwise()
     assert "small" in reason(resolve(EngineConfig(), small), "threads")
     assert resolve(EngineConfig(threads=3), small).threads == 3
     assert resolve(EngineConfig(), LAPTOP).threads == 4
+
+
+def test_a_model_larger_than_memory_still_gets_room_for_keys_and_values() -> None:
+    large = replace(LAPTOP, resident_parameters=10**9, expert_parameters=10**11)
+    resolved = resolve(EngineConfig(), large)
+    assert resolved.dtype == "bfloat16"
+    assert 0 < resolved.kv_memory_bytes <= (16 * GIB - 2 * 10**9) // 8
+
+
+def test_keys_and_values_do_not_crowd_out_experts_that_fit() -> None:
+    fits = replace(LAPTOP, resident_parameters=10**8, expert_parameters=10**9)
+    resolved = resolve(EngineConfig(dtype="float32", max_batch=64), fits)
+    assert resolved.kv_memory_bytes + 4 * (10**8 + 10**9) <= 16 * GIB

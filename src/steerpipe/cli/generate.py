@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from steerpipe.cli.answers import show_memory, show_timings
 from steerpipe.cli.shared import Debug, Json, Model, app, guarded, progress_bar, quiet_transformers
 from steerpipe.core.errors import InputError
 
@@ -41,6 +42,11 @@ def generate(
     max_context: Annotated[int | None, typer.Option(help="tokens of prompt and answer together")] = None,
     prefill_chunk: Annotated[int | None, typer.Option(help="prompt tokens per step, a multiple of 16")] = None,
     kv_memory: Annotated[str | None, typer.Option(help="memory for keys and values, such as 512MiB")] = None,
+    fast_memory: Annotated[str | None, typer.Option(help="slots for experts: auto, 4GiB, or 25% of them")] = None,
+    ram: Annotated[str | None, typer.Option(help="memory for experts in RAM, slots included without a GPU")] = None,
+    pace: Annotated[str | None, typer.Option(help="slow the link to the experts to so many bytes per second")] = None,
+    policy: Annotated[str | None, typer.Option(help="which expert leaves a slot first: lfru or lru")] = None,
+    cache_dir: Annotated[str | None, typer.Option(help="where packs of checkpoints are kept")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with an [engine] table")] = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -51,7 +57,8 @@ def generate(
 
     flags = {
         "dtype": dtype, "device": device, "threads": threads, "max_context": max_context,
-        "prefill_chunk": prefill_chunk, "kv_memory": kv_memory,
+        "prefill_chunk": prefill_chunk, "kv_memory": kv_memory, "fast_memory": fast_memory, "ram": ram, "pace": pace,
+        "policy": policy, "cache_dir": cache_dir,
     }  # fmt: skip
     sampling = {
         "max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
@@ -69,17 +76,18 @@ def generate(
                 plain = sys.stdout.encoding.lower() != "utf-8"
                 print(json.dumps(completion_json(answer.completion, pipe), ensure_ascii=plain), flush=True)
                 return
+            show_memory(pipe)
             for event in answer:
                 print(event.text, end="", flush=True)
             print()
-            _show_timings(answer.completion)
+            show_timings(answer.completion, pipe.counters())
 
     guarded(run, debug)
 
 
 def completion_json(completion: "Completion", pipe: "Pipeline") -> dict[str, Any]:
-    """The form of `generate --json`. `logprobs` is null unless it was asked for."""
-    decode = pipe.codec.decode
+    """The form of `generate --json`. `logprobs` is null unless asked for, `experts` where every expert is resident."""
+    decode, counters = pipe.codec.decode, pipe.counters()
     entries = [
         {
             "token_id": chosen.token_id,
@@ -97,6 +105,8 @@ def completion_json(completion: "Completion", pipe: "Pipeline") -> dict[str, Any
         "timings": asdict(completion.timings),
         "prompt_token_ids": list(completion.prompt_token_ids),
         "config": {choice.name: choice.value for choice in pipe.config.choices},
+        "memory": [asdict(row) for row in pipe.memory],
+        "experts": counters and asdict(counters),
     }
 
 
@@ -127,14 +137,3 @@ def _open_pipeline(model: str | None, config: "EngineConfig", *, quiet: bool) ->
     quiet_transformers()
     with progress_bar("loading", quiet=quiet) as progress:
         return Pipeline(model, config=config, progress=progress)
-
-
-def _show_timings(completion: "Completion") -> None:
-    from rich.console import Console
-
-    timings = completion.timings
-    rate = timings.predicted_n / timings.predicted_ms * 1e3 if timings.predicted_ms else 0.0
-    Console(stderr=True, highlight=False).print(
-        f"[dim]{timings.prompt_n} prompt tokens in {timings.prompt_ms:.0f} ms · {timings.predicted_n} tokens "
-        f"in {timings.predicted_ms:.0f} ms ({rate:.1f} per second) · ended by {completion.finish_reason.value}[/dim]"
-    )

@@ -19,6 +19,7 @@ from steerpipe.core.units import parse_bytes
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 Device = Literal["auto", "cpu", "cuda"]
+Policy = Literal["lru", "lfru"]
 
 CELL_ROWS = 16  # rows of a prefill cell: chunks are whole cells, or a token's bits would depend on the chunking
 
@@ -38,6 +39,10 @@ class EngineConfig:
     prefill_chunk: int = 256  # tokens per prefill step
     kv_memory: str | None = None  # "512MiB"; None: what the batch needs, within the memory that is free
     max_batch: int = 8  # sequences decoded together
+    fast_memory: str = "auto"  # slots for experts: "auto", bytes ("4GiB") or a share of all experts ("25%")
+    ram: str | None = None  # bytes for experts in RAM, slots included where there is no GPU; None: the slots alone
+    pace: str | None = None  # bytes per second to which the link to the experts is slowed; None: not slowed
+    policy: Policy = "lfru"  # which expert leaves when a slot is needed
     cache_dir: str | None = None  # where checkpoints are kept as packs; None: steerpipe/ in the user's cache
 
     def __post_init__(self) -> None:
@@ -80,6 +85,12 @@ def _is_amount(value: object) -> bool:
         return False
 
 
+def _is_share_or_amount(value: object) -> bool:
+    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?%", value):
+        return 0 < float(value[:-1]) <= 100
+    return value == "auto" or _is_amount(value)
+
+
 _RULES: dict[str, _Rule] = {
     "dtype": _one_of("auto", "float32", "bfloat16"),
     "device": _one_of("auto", "cpu", "cuda"),
@@ -88,6 +99,10 @@ _RULES: dict[str, _Rule] = {
     "prefill_chunk": _count(CELL_ROWS),
     "kv_memory": _Rule('an amount of bytes as text, such as "512MiB"', _is_amount),
     "max_batch": _count(),
+    "fast_memory": _Rule('"auto", an amount of bytes such as "4GiB", or a share such as "25%"', _is_share_or_amount),
+    "ram": _Rule('an amount of bytes as text, such as "512MiB"', _is_amount),
+    "pace": _Rule('bytes per second as text, such as "2GB"', _is_amount),
+    "policy": _one_of("lru", "lfru"),
     "cache_dir": _Rule("the path of a folder", lambda value: isinstance(value, str) and bool(value.strip())),
 }
 assert _RULES.keys() == {f.name for f in fields(EngineConfig)}, "every setting has one rule"

@@ -23,9 +23,10 @@ class Facts:
     free_ram_bytes: int
     free_cuda_bytes: int  # 0 without CUDA
     stored_dtype: str  # of the checkpoint, "bfloat16" for instance
-    resident_parameters: int  # that will lie in the device's memory
+    resident_parameters: int  # that always lie in the device's memory: all but the routed experts
     model_context: int  # tokens that the model was made for
     kv_elements_per_token: int  # keys and values of all layers
+    expert_parameters: int = 0  # of all routed experts, which may come and go
     layer_matrix_elements: int = 1 << 20  # the largest matrix inside a layer
 
 
@@ -98,7 +99,7 @@ def _dtype(config: EngineConfig, facts: Facts, device: str) -> tuple[Literal["fl
         return config.dtype, "as set"
     if device == "cuda":
         return "bfloat16", "the native format of CUDA devices"
-    need = facts.resident_parameters * ITEM_BYTES["float32"]
+    need = (facts.resident_parameters + facts.expert_parameters) * ITEM_BYTES["float32"]
     if facts.stored_dtype != "bfloat16":
         return "float32", f"exact for weights stored as {facts.stored_dtype}, and the fastest on most CPUs"
     if need <= facts.free_ram_bytes:
@@ -122,7 +123,10 @@ def _kv_limit(config: EngineConfig, facts: Facts, device: str, dtype: str) -> tu
         return parse_bytes(config.kv_memory), "as set"
     free = facts.free_cuda_bytes if device == "cuda" else facts.free_ram_bytes
     left = free - facts.resident_parameters * ITEM_BYTES[dtype]
-    return max(0, left // 2), "half of the memory that the weights leave free"
+    beside_all_experts = left - facts.expert_parameters * ITEM_BYTES[dtype]
+    if beside_all_experts // 2 >= left // 8:
+        return max(0, beside_all_experts // 2), "half of the memory that the weights leave free"
+    return max(0, left // 8), "an eighth of the memory that experts and keys and values share"
 
 
 def _context(config: EngineConfig, facts: Facts, tokens_that_fit: int) -> tuple[int, str]:

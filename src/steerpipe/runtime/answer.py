@@ -33,6 +33,12 @@ class AnswerDesk:
                     self._waiting[event.sequence].append(event)
         return self._waiting[sequence_id].popleft()
 
+    def close_all(self) -> None:
+        """Ends every answer that still runs."""
+        for sequence_id in list(self._waiting):
+            self.close(sequence_id)
+        self.engine.check_integrity()
+
     def close(self, sequence_id: SequenceId) -> None:
         """Ends a sequence, if it still runs, and forgets its events."""
         self.engine.cancel(sequence_id)

@@ -15,8 +15,8 @@ import torch
 from steerpipe.core.config import EngineConfig, cache_folder, load_config
 from steerpipe.core.errors import ConfigError, RequestError
 from steerpipe.core.events import Completion
-from steerpipe.core.protocols import RoutingSink
-from steerpipe.core.resolve import ResolvedConfig, resolve
+from steerpipe.core.protocols import ExpertSource, RoutingSink
+from steerpipe.core.resolve import Facts, ResolvedConfig, resolve
 from steerpipe.core.sampling import SamplingSettings
 from steerpipe.engine.engine import Engine
 from steerpipe.engine.request import Request
@@ -26,10 +26,13 @@ from steerpipe.model.decoder import Decoder
 from steerpipe.model.kv_cache import BLOCK, KvPool
 from steerpipe.model.weights import build_weights
 from steerpipe.runtime.answer import Answer, AnswerDesk
+from steerpipe.runtime.experts import expert_facts, open_experts, settle_budget
 from steerpipe.runtime.facts import gather_facts
 from steerpipe.runtime.generation import GenerationDefaults, read_defaults
+from steerpipe.runtime.memory import memory_rows
 from steerpipe.runtime.models import find_model, open_model
-from steerpipe.store.resident import ResidentExperts
+from steerpipe.transfer.counters import LadderCounters
+from steerpipe.transfer.source import LadderSource
 
 Prompt = str | Sequence[int] | Sequence[ChatMessage]
 Progress = Callable[[int, int], None]
@@ -60,16 +63,29 @@ class Pipeline:
         _, self.spec = read_folder_spec(self.folder)  # what is cheap to check is checked before the weights are touched
         self.codec = TextCodec.load(self.folder)
         self.defaults: GenerationDefaults = read_defaults(self.folder, self.codec.eos_token_ids)
-        self.config: ResolvedConfig = resolve(config, gather_facts(self.spec))
-        source = open_model(self.folder, cache_folder(config), progress)
+        facts = gather_facts(self.spec)
+        self.config: ResolvedConfig = resolve(config, facts)
+        self._pack = open_model(self.folder, cache_folder(config), progress)
+        self._budget(config, facts)
+        self._build(config.policy, sink, progress)
+
+    def _budget(self, config: EngineConfig, facts: Facts) -> None:
+        """Settles how many experts lie where, before any of them is loaded."""
+        dtype: torch.dtype = getattr(torch, self.config.dtype)
+        free = facts.free_cuda_bytes if self.config.device == "cuda" else facts.free_ram_bytes
+        left = free - self.config.kv_memory_bytes - facts.resident_parameters * dtype.itemsize
+        self.budget = settle_budget(self._pack, config, dtype, self.config.device, left)
+        self.memory = memory_rows(self.config, facts, self.budget, expert_facts(self._pack, dtype))
+
+    def _build(self, policy: str, sink: RoutingSink | None, progress: Progress | None) -> None:
         torch.set_num_threads(self.config.threads)
         device, dtype = torch.device(self.config.device), getattr(torch, self.config.dtype)
-        weights = build_weights(self.spec, source.family.names, source.read_dense(), dtype, device)
-        experts = ResidentExperts.load(source, dtype, device, progress)
+        weights = build_weights(self.spec, self._pack.family.names, self._pack.read_dense(), dtype, device)
+        self.experts: ExpertSource = open_experts(self._pack, self.budget, policy, dtype, device, progress)
         pool = KvPool(self.spec, dtype, device, capacity_blocks=0)
         pool.capacity_blocks = max(1, self.config.kv_memory_bytes // pool.block_bytes)
         engine = Engine(
-            Decoder(self.spec, weights, device), experts, pool, self.codec,
+            Decoder(self.spec, weights, device), self.experts, pool, self.codec,
             end_tokens=self.defaults.end_tokens,
             max_context=min(self.config.max_context, pool.capacity_blocks * BLOCK),
             max_batch=self.config.max_batch,
@@ -121,8 +137,15 @@ class Pipeline:
         """The model's sampling defaults with the given values put in their place."""
         return self.defaults.settings.override(**sampling)
 
+    def counters(self) -> LadderCounters | None:
+        """What the memory ladder has done since the start; None where every expert is resident."""
+        return self.experts.counters() if isinstance(self.experts, LadderSource) else None
+
     def close(self) -> None:
-        self._desk.engine.check_integrity()
+        """Ends what still runs and gives threads and files back. Twice is once."""
+        self._desk.close_all()
+        if isinstance(self.experts, LadderSource):
+            self.experts.close()
 
     def __enter__(self) -> Self:
         return self

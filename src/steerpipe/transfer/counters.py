@@ -1,7 +1,7 @@
 """What the ladder did, in numbers that add up: hits + late + misses = experts leased."""
 
-from dataclasses import dataclass, field, fields
-from typing import Any, Self
+from dataclasses import asdict, dataclass, field, fields
+from typing import Self
 
 from steerpipe.transfer.link import LinkRate
 from steerpipe.transfer.queue import Reason
@@ -72,29 +72,45 @@ class LadderCounters:
 
 
 @dataclass(slots=True)
+class ReasonTally:
+    """The running counts behind ReasonCounters."""
+
+    read_bytes: int = 0
+    transfers: int = 0
+    hits: int = 0
+    late: int = 0
+    cancelled: int = 0
+    cancelled_bytes: int = 0
+
+
+@dataclass(slots=True)
 class Tally:
-    """The running counts behind the snapshots. The caller holds the ladder's lock."""
+    """The running counts behind LadderCounters. The caller holds the ladder's lock."""
 
-    reasons: dict[Reason, dict[str, int]] = field(default_factory=lambda: {reason: {} for reason in Reason})
-    counts: dict[str, Any] = field(default_factory=dict)
-
-    def add(self, name: str, amount: float = 1) -> None:
-        self.counts[name] = self.counts.get(name, 0) + amount
-
-    def add_for(self, reason: Reason, name: str, amount: int = 1) -> None:
-        of_reason = self.reasons[reason]
-        of_reason[name] = of_reason.get(name, 0) + amount
+    of: dict[Reason, ReasonTally] = field(default_factory=lambda: {reason: ReasonTally() for reason in Reason})
+    leases: int = 0
+    leased: int = 0
+    misses: int = 0
+    evictions: int = 0
+    retries: int = 0
+    rereads: int = 0
+    failures: int = 0
+    stall_seconds: float = 0.0
+    late_seconds: float = 0.0
+    decode_seconds: float = 0.0
 
     def snapshot(self, link: LinkRate, disk: LinkRate, seconds: float) -> LadderCounters:
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "of"}
+        demand, prefetch, draft = (ReasonCounters(**asdict(self.of[reason])) for reason in Reason)
         return LadderCounters(
-            demand=ReasonCounters(**self.reasons[Reason.DEMAND]),
-            prefetch=ReasonCounters(**self.reasons[Reason.PREFETCH]),
-            draft=ReasonCounters(**self.reasons[Reason.DRAFT]),
+            demand=demand,
+            prefetch=prefetch,
+            draft=draft,
             link_reads=link.reads,
             link_seconds=link.busy_seconds,
             disk_reads=disk.reads,
             disk_bytes=disk.read_bytes,
             disk_seconds=disk.busy_seconds,
             seconds=seconds,
-            **self.counts,
+            **own,
         )

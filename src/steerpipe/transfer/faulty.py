@@ -33,9 +33,7 @@ class Faults:
 class FaultyLink(OverLink):
     """Another link with `faults`. Many threads; the same seed and order of reads give the same faults."""
 
-    def __init__(
-        self, below: Link, faults: Faults, seed: int = 0, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
+    def __init__(self, below: Link, faults: Faults, seed: int = 0, sleep: Callable[[float], None] = time.sleep) -> None:
         super().__init__(below)
         self._faults = faults
         self._random = Random(seed)

@@ -1,4 +1,4 @@
-"""What experts travel over. A link fills buffers with the bytes of blocks; everything above it is the same for all links.
+"""What experts travel over. A link fills buffers with bytes of blocks; everything above it is the same for all.
 
 Link (protocol)
 ├── DiskLink      the pack's file (disk)

@@ -136,19 +136,22 @@ class TransferQueue:
         It is in flight until `advance` or `failed` was called for it.
         """
         assert chunk_bytes > 0, f"a chunk of {chunk_bytes} bytes"
-        while self._heap:
-            rank, expert = self._heap[0]
-            entry = self._entries.get(expert)
-            if entry is None or entry.rank != rank or not entry.waits:
-                heapq.heappop(self._heap)
-                continue
-            chunk = Chunk(expert, entry.issued_bytes, min(chunk_bytes, entry.size_bytes - entry.issued_bytes))
-            entry.issued_bytes += chunk.length
-            if entry.rank != rank:  # it has begun
-                heapq.heappop(self._heap)
-                self._offer(expert, entry)
-            return chunk
-        return None
+        expert = self._first()
+        if expert is None:
+            return None
+        entry = self._entries[expert]
+        rank = entry.rank
+        chunk = Chunk(expert, entry.issued_bytes, min(chunk_bytes, entry.size_bytes - entry.issued_bytes))
+        entry.issued_bytes += chunk.length
+        if entry.rank != rank:  # it has begun
+            heapq.heappop(self._heap)
+            self._offer(expert, entry)
+        return chunk
+
+    def next_reason(self) -> Reason | None:
+        """The reason of what `take` would give; None when it would give nothing."""
+        expert = self._first()
+        return None if expert is None else self._entries[expert].reason
 
     def advance(self, expert: ExpertId, length: int) -> Outcome:
         """A chunk of that many bytes has arrived."""
@@ -197,6 +200,15 @@ class TransferQueue:
             assert entry.done_bytes < entry.size_bytes, f"{expert} is done and still in the queue"
             assert entry.in_flight or not entry.cut, f"{expert} was cut and still holds its place"
             assert not entry.waits or (entry.rank, expert) in offered, f"{expert} waits and is never taken"
+
+    def _first(self) -> ExpertId | None:
+        while self._heap:
+            rank, expert = self._heap[0]
+            entry = self._entries.get(expert)
+            if entry is not None and entry.rank == rank and entry.waits:
+                return expert
+            heapq.heappop(self._heap)
+        return None
 
     def _offer(self, expert: ExpertId, entry: _Entry) -> None:
         if entry.waits:

@@ -2,16 +2,17 @@
 
 import mmap
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from steerpipe.core.errors import CapacityError, ConfigError
+from steerpipe.core.errors import CapacityError, ConfigError, TransferError
 from steerpipe.core.ids import ExpertId
 from steerpipe.core.units import format_bytes
 from steerpipe.store.policies import Lfru
 from steerpipe.store.residency import SMALLEST_SLOTS, Residency, SlotTable
 from steerpipe.transfer.link import BlockAddress, Link, OverLink, Piece
+from steerpipe.transfer.slabs import Slab
 
 
 class RamTier(OverLink):
@@ -48,9 +49,17 @@ class RamTier(OverLink):
         """Whether the budget is enough for the whole pack."""
         return self.blocks == len(self._addresses)
 
-    @property
-    def in_disk_order(self) -> Sequence[BlockAddress]:
-        return self._addresses
+    def fill(self, fetch: Callable[[BlockAddress, Slab], None]) -> None:
+        """Takes every block in the order on disk, as far as there is room. `fetch` reads one and checks it; what it
+        cannot have is left out, and tried again when somebody wants it. Takes as long as the disk does.
+        """
+        slab = Slab.allocate(self._block_bytes)
+        for address in self._addresses[: self.blocks]:
+            try:
+                fetch(address, slab)
+            except TransferError:
+                continue
+            self.keep(address, slab.view)
 
     def read(self, pieces: Sequence[Piece]) -> None:
         missing = [piece for piece in pieces if not self._copy_out(piece)]

@@ -32,6 +32,11 @@ class SlabPool:
     allocated: int = 0
     _free: list[Slab] = field(default_factory=list)
 
+    @property
+    def idle(self) -> bool:
+        """Whether every slab has been given back."""
+        return len(self._free) == self.allocated
+
     def take(self) -> Slab:
         if self._free:
             return self._free.pop()

@@ -1,4 +1,4 @@
-"""Routing that behaves like a trained model's, for where no recording is at hand. Pure; the same seed, the same routing.
+"""Routing that behaves like a trained model's, for where no recording is at hand. Pure; a seed gives one routing.
 
 Every expert of every layer has a log popularity: a fixed part (Zipf), a part of the topic, which is new in every
 sequence and drifts within it, and a part of the passage, which lives for a few tokens. A token draws top_k distinct
@@ -25,10 +25,10 @@ class SyntheticRouting:
     experts: int = 60
     top_k: int = 4
     zipf: float = 0.35  # popularity falls with rank ** -zipf
-    topic: float = 0.8  # standard deviation of the topic's part
-    topic_tokens: float = 128.0  # after that many tokens its correlation has fallen to 1 / e
+    topic: float = 1.0  # standard deviation of the topic's part
+    topic_tokens: float = 192.0  # after that many tokens its correlation has fallen to 1 / e
     passage: float = 0.8  # the same for what lives for a few tokens
-    passage_tokens: float = 8.0
+    passage_tokens: float = 2.0
     sequence_tokens: int = 400  # length of a sequence
     seed: int = 0
 

@@ -1,0 +1,48 @@
+"""What a person is told beside an answer, on stderr: what lies where, and where the time went."""
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from steerpipe.core.units import format_bytes
+
+if TYPE_CHECKING:
+    from steerpipe.core.events import Completion
+    from steerpipe.runtime.pipeline import Pipeline
+    from steerpipe.transfer.counters import LadderCounters
+
+
+def show_memory(pipe: "Pipeline") -> None:
+    """The table of what lies where; nothing for a model that is held whole."""
+    if pipe.budget.resident:
+        return
+    table = Table("", "where", "bytes", "", box=None, pad_edge=False, style="dim", header_style="dim")
+    for row in pipe.memory:
+        table.add_row(row.what, row.where, format_bytes(row.size_bytes), row.why)
+    Console(stderr=True, highlight=False).print(table)
+
+
+def show_timings(completion: "Completion", counters: "LadderCounters | None") -> None:
+    """One line, and with a ladder a second one that splits the time."""
+    timings = completion.timings
+    rate = timings.predicted_n / timings.predicted_ms * 1e3 if timings.predicted_ms else 0.0
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(
+        f"[dim]{timings.prompt_n} prompt tokens in {timings.prompt_ms:.0f} ms · {timings.predicted_n} tokens "
+        f"in {timings.predicted_ms:.0f} ms ({rate:.1f} per second) · ended by {completion.finish_reason.value}[/dim]"
+    )
+    if counters is not None:
+        console.print(f"[dim]{split_line(completion, counters)}[/dim]")
+
+
+def split_line(completion: "Completion", counters: "LadderCounters") -> str:
+    """compute + demand stall + late = the answer's time; disk is what ran beside it."""
+    total = completion.timings.prompt_ms + completion.timings.predicted_ms
+    stall, late = counters.stall_seconds * 1e3, counters.late_seconds * 1e3
+    hit_rate = counters.hits / counters.leased if counters.leased else 1.0
+    return (
+        f"compute {max(0.0, total - stall - late):.0f} ms + demand stall {stall:.0f} ms + late {late:.0f} ms · "
+        f"disk {counters.disk_seconds * 1e3:.0f} ms, {format_bytes(counters.read_bytes)} · "
+        f"{hit_rate:.0%} of {counters.leased} experts were there, {counters.evictions} evicted"
+    )

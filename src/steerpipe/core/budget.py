@@ -1,0 +1,81 @@
+"""How much memory the experts get, from what was asked for and what is there. Pure: no torch, no environment."""
+
+from dataclasses import dataclass
+
+from steerpipe.core.config import EngineConfig
+from steerpipe.core.errors import CapacityError, ConfigError
+from steerpipe.core.units import format_bytes, parse_bytes
+
+SMALLEST_SLOTS = 2  # one expert is computed while the other arrives
+_MARGIN = 0.1  # of the free memory, left for activations, slabs and the rest of the process
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertFacts:
+    """The experts of one pack."""
+
+    experts: int
+    slot_bytes: int  # one, compute-ready
+    block_bytes: int  # one, as it lies on disk
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBudget:
+    """Where the experts lie. `resident`: all of them are loaded at the start and never leave."""
+
+    slots: int
+    ram_bytes: int  # for raw blocks behind the slots
+    pace: float | None  # bytes per second
+    resident: bool
+    reason: str
+
+
+def plan_budget(config: EngineConfig, facts: ExpertFacts, free_bytes: int) -> ExpertBudget:
+    """`free_bytes` is what dense weights and KV cache leave. Errors name the smallest budget that would do."""
+    pace = None if config.pace is None else float(parse_bytes(config.pace))
+    if facts.experts == 0:
+        return ExpertBudget(0, 0, None, resident=True, reason="the model has no experts")
+    ram = None if config.ram is None else parse_bytes(config.ram)
+    if config.fast_memory == "auto" and ram is None:
+        return _automatic(facts, free_bytes, pace)
+    if config.fast_memory == "auto":
+        assert ram is not None, "one of the two was given"
+        return _within(ram // facts.slot_bytes, facts, 0, pace, f"what {format_bytes(ram)} of RAM holds")
+    slots = _slots(config.fast_memory, facts)
+    behind = 0 if ram is None else ram - slots * facts.slot_bytes
+    if behind < 0:
+        raise ConfigError(
+            f"fast_memory takes {format_bytes(slots * facts.slot_bytes)}, but ram is only {format_bytes(ram or 0)}",
+            fix="without a GPU the slots lie in RAM: raise ram, or lower fast_memory",
+        )
+    held = min(behind // facts.block_bytes, facts.experts) * facts.block_bytes
+    return _within(slots, facts, held, pace, "as set")
+
+
+def _automatic(facts: ExpertFacts, free_bytes: int, pace: float | None) -> ExpertBudget:
+    room = int(free_bytes * (1 - _MARGIN))
+    if facts.experts * facts.slot_bytes <= room and pace is None:
+        return ExpertBudget(facts.experts, 0, None, resident=True, reason="all experts fit in memory")
+    if room // facts.slot_bytes < SMALLEST_SLOTS:
+        raise CapacityError(
+            f"{format_bytes(max(0, free_bytes))} of memory are free; two experts take "
+            f"{format_bytes(SMALLEST_SLOTS * facts.slot_bytes)}",
+            fix="free memory, lower max_context or kv_memory, or use a smaller dtype",
+        )
+    return _within(room // facts.slot_bytes, facts, 0, pace, f"what is free less {_MARGIN:.0%}")
+
+
+def _slots(fast_memory: str, facts: ExpertFacts) -> int:
+    if fast_memory.endswith("%"):
+        return max(SMALLEST_SLOTS, int(facts.experts * float(fast_memory[:-1]) / 100))
+    return parse_bytes(fast_memory) // facts.slot_bytes
+
+
+def _within(slots: int, facts: ExpertFacts, ram_bytes: int, pace: float | None, reason: str) -> ExpertBudget:
+    if slots < SMALLEST_SLOTS:
+        smallest = SMALLEST_SLOTS * facts.slot_bytes
+        raise ConfigError(
+            f"the budget holds {slots} experts of {format_bytes(facts.slot_bytes)}",
+            fix=f"give at least {smallest:,} bytes ({format_bytes(smallest)}): {SMALLEST_SLOTS} experts",
+        )
+    return ExpertBudget(min(slots, facts.experts), ram_bytes, pace, resident=False, reason=reason)

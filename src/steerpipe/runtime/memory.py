@@ -1,0 +1,37 @@
+"""What lies where, with bytes: the table that a run prints before it starts."""
+
+from dataclasses import dataclass
+
+from steerpipe.core.budget import ExpertBudget, ExpertFacts
+from steerpipe.core.resolve import ITEM_BYTES, Facts, ResolvedConfig
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRow:
+    what: str
+    where: str
+    size_bytes: int
+    why: str
+
+
+def memory_rows(
+    config: ResolvedConfig, facts: Facts, budget: ExpertBudget, experts: ExpertFacts
+) -> tuple[MemoryRow, ...]:
+    """Every tier that holds something."""
+    fast = "GPU" if config.device == "cuda" else "RAM"
+    kv_why = next(choice.reason for choice in config.choices if choice.name == "kv_memory")
+    rows = [
+        MemoryRow("dense weights", fast, facts.resident_parameters * ITEM_BYTES[config.dtype], config.dtype),
+        MemoryRow("keys and values, at most", fast, config.kv_memory_bytes, kv_why),
+    ]
+    if experts.experts:
+        share = budget.slots / experts.experts
+        slots = f"{budget.slots} of {experts.experts} experts ({share:.1%}), compute-ready: {budget.reason}"
+        rows.append(MemoryRow("expert slots", fast, budget.slots * experts.slot_bytes, slots))
+    if budget.ram_bytes:
+        held = f"{budget.ram_bytes // experts.block_bytes} raw blocks"
+        rows.append(MemoryRow("experts behind the slots", "RAM", budget.ram_bytes, held))
+    if not budget.resident:
+        pace = f", slowed to {budget.pace / 1e9:.3g} GB/s" if budget.pace else ""
+        rows.append(MemoryRow("all experts", "disk", experts.experts * experts.block_bytes, f"the pack{pace}"))
+    return tuple(rows)

@@ -1,0 +1,64 @@
+"""A machine in figures: what the simulator runs on. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from steerpipe.core.errors import ConfigError
+from steerpipe.store.residency import SMALLEST_SLOTS
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """A tier below the RAM: every block lies on the disk, `ram_slots` of them in RAM as well."""
+
+    bytes_per_second: float
+    ram_slots: int
+    latency_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Fast memory of `slots` blocks, filled over one link from RAM (or, without RAM in between, from the disk).
+
+    A layer takes `layer_seconds` up to its router's decision and `expert_seconds` for each routed expert after that; an
+    expert is computed while others are on their way. With `expert_seconds` 0 a layer costs Tc = `layer_seconds` and its
+    stall, the arithmetic of docs and tables.
+    """
+
+    slots: int
+    block_bytes: int
+    link_bytes_per_second: float
+    layer_seconds: float
+    expert_seconds: float = 0.0
+    latency_seconds: float = 0.0  # before the first byte of each block
+    chunk_bytes: int = 1 << 20  # what a guess moves between two looks at the queue
+    disk: Disk | None = None
+
+    def __post_init__(self) -> None:
+        for what, right, must in self._rules():
+            if not right:
+                raise ConfigError(f"{what}: no such machine", fix=f"{what.split(' = ')[0]} must be {must}")
+
+    def _rules(self) -> Iterator[tuple[str, bool, str]]:
+        for name in ("block_bytes", "link_bytes_per_second", "chunk_bytes"):
+            yield f"{name} = {getattr(self, name)}", getattr(self, name) > 0, "above 0"
+        for name in ("layer_seconds", "expert_seconds", "latency_seconds"):
+            yield f"{name} = {getattr(self, name)}", getattr(self, name) >= 0, "0 or more"
+        least = f"{SMALLEST_SLOTS} or more"
+        yield f"slots = {self.slots}", self.slots >= SMALLEST_SLOTS, least
+        if self.disk is not None:
+            yield f"ram_slots = {self.disk.ram_slots}", self.disk.ram_slots >= SMALLEST_SLOTS, least
+            yield f"disk rate = {self.disk.bytes_per_second}", self.disk.bytes_per_second > 0, "above 0"
+            yield f"disk latency = {self.disk.latency_seconds}", self.disk.latency_seconds >= 0, "0 or more"
+
+    @property
+    def block_seconds(self) -> float:
+        """Tx: one block over the link."""
+        return self.latency_seconds + self.block_bytes / self.link_bytes_per_second
+
+
+def slots_of_share(share: float, experts: int) -> int:
+    """How many slots hold that share of all `experts` (1.0: all of them); never fewer than a table needs."""
+    if not 0 < share <= 1:
+        raise ConfigError(f"a residency of {share}", fix="give a share above 0 and up to 1, such as 0.25")
+    return max(SMALLEST_SLOTS, int(share * experts + 1e-9))

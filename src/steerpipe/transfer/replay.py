@@ -1,0 +1,231 @@
+"""A recorded run on a simulated machine. Pure: no clock but the virtual one, no torch.
+
+Per layer: `layer_seconds` of compute, then the router's decision; what is READY is a hit, what is LOADING (a guess on
+its way) is late, what is ABSENT is a miss. Experts are computed in waves, as by a lease: what is there first, then
+whatever has landed. Guesses move in the link's idle time.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steerpipe.core.ids import ExpertId
+from steerpipe.store.policies import HALF_LIFE_TOKENS, ForecastAware, Policy, make_policy
+from steerpipe.store.residency import Residency
+from steerpipe.transfer.forecasts import Predictor
+from steerpipe.transfer.machine import Machine
+from steerpipe.transfer.recorded import Recording
+from steerpipe.transfer.replay_report import ReplayReport
+from steerpipe.transfer.simulated import SimulatedLadder
+
+
+class Keep(Enum):
+    """What stays in the fast memory after its use."""
+
+    NOTHING = "on demand"  # every expert is moved for every use
+    CACHE = "cache"  # as the policy says
+    ALL = "resident"  # everything lies there from the start, whatever the slots
+
+
+@dataclass(slots=True)
+class _Counts:
+    hits: int = 0
+    late: int = 0
+    misses: int = 0
+    guesses_used: int = 0
+    stall_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """Where everything that only grows stood when the first measured token began."""
+
+    seconds: float
+    link_busy: float
+    demand_bytes: int
+    guess_bytes: int
+    disk_bytes: int
+    evictions: int
+    guesses_sent: int
+
+
+def replay(
+    recording: Recording,
+    machine: Machine,
+    policy: str = "lfru",
+    *,
+    keep: Keep = Keep.CACHE,
+    predictor: Predictor | None = None,
+    half_life_tokens: float = HALF_LIFE_TOKENS,
+    warmup_tokens: int = 0,
+    name: str = "",
+) -> ReplayReport:
+    """Runs every token; the first `warmup_tokens` are left out of the report (at least one token is measured)."""
+    run = _Run(recording, machine, policy, keep, predictor, half_life_tokens)
+    warmup = max(0, min(warmup_tokens, recording.tokens - 1))
+    ends = []
+    mark = run.mark()
+    for token in range(recording.tokens):
+        if token == warmup:
+            mark, run.counts = run.mark(), _Counts()
+        for layer in range(recording.layers):
+            run.layer(token, layer)
+        ends.append(run.ladder.time)
+    run.ladder.check_integrity()
+    seconds = np.diff(np.array([mark.seconds, *ends[warmup:]]))  # [measured tokens]
+    return _report(run, mark, seconds, name or (policy if keep is Keep.CACHE else keep.value))
+
+
+class _Run:
+    def __init__(
+        self, recording: Recording, machine: Machine, policy: str, keep: Keep,
+        predictor: Predictor | None, half_life_tokens: float,
+    ) -> None:  # fmt: skip
+        self.machine = replace(machine, slots=_slots(recording, machine, keep, predictor))
+        self.keep, self.predictor, self.counts = keep, predictor, _Counts()
+        self.ids = [[ExpertId(layer, each) for each in range(recording.experts)] for layer in range(recording.layers)]
+        experts = [expert for row in self.ids for expert in row]
+        self.policy, ram_policy = (
+            _policy(policy if tier == 0 else "lru" if policy == "belady" else policy, recording, half_life_tokens)
+            for tier in (0, 1)
+        )
+        guess_limit = max(1, min(2 * recording.top_k, machine.slots // 4))  # the rest is for demands, always
+        transient_limit = guess_limit if keep is Keep.CACHE else self.machine.slots
+        self.ladder = SimulatedLadder(self.machine, experts, self.policy, ram_policy, transient_limit)
+        self.routed: list[list[list[int]]] = recording.routing.tolist()
+        self.sequence: list[int] = recording.sequence.tolist()
+        self.layers = recording.layers
+        if keep is Keep.ALL:
+            for expert in experts:
+                self.ladder.table.begin(expert, transient=False, now=0.0)
+                self.ladder.table.finish(expert)
+
+    def layer(self, token: int, layer: int) -> None:
+        ladder, row = self.ladder, self.ids[layer]
+        ladder.run_until(ladder.time + self.machine.layer_seconds)
+        ladder.now = token + layer / self.layers
+        routed = [row[each] for each in self.routed[token][layer]]
+        absent = self._settle(routed)
+        begin = ladder.time
+        if self.predictor is not None:
+            ladder.guess(self._expected(token, layer, self.predictor))
+        self._waves(routed, absent)
+        self.counts.stall_seconds += ladder.time - begin - self.machine.expert_seconds * len(routed)
+
+    def _settle(self, routed: list[ExpertId]) -> list[ExpertId]:
+        """Counts, pins what has a slot, and hurries on what is on its way; returns what has none."""
+        ladder, table, counts = self.ladder, self.ladder.table, self.counts
+        absent = []
+        for expert in routed:
+            table.touch(expert, ladder.now)
+            state = table.state(expert)
+            if state is Residency.ABSENT:
+                counts.misses += 1
+                absent.append(expert)
+                continue
+            table.pin(expert)
+            if expert in ladder.unused:
+                ladder.unused.remove(expert)
+                counts.guesses_used += 1
+            if self.keep is not Keep.NOTHING:
+                table.promote(expert)
+            if state is Residency.READY:
+                counts.hits += 1
+            else:
+                counts.late += 1
+                ladder.demand(expert, transient=False)
+        return absent
+
+    def _waves(self, routed: list[ExpertId], absent: list[ExpertId]) -> None:
+        """Computes every routed expert as soon as it is there; a slot is free again when its expert was computed."""
+        ladder, table = self.ladder, self.ladder.table
+        transient, left = self.keep is Keep.NOTHING, routed
+        while left:
+            absent = [expert for expert in absent if not self._begin(expert, transient=transient)]
+            there = table.ready(left)
+            if not there:
+                ladder.run_until_landing()
+                continue
+            ladder.run_until(ladder.time + self.machine.expert_seconds * len(there))
+            for expert in there:
+                table.unpin(expert)
+            done = set(there)
+            left = [expert for expert in left if expert not in done]
+
+    def _begin(self, expert: ExpertId, *, transient: bool) -> bool:
+        begun = self.ladder.demand(expert, transient=transient)
+        if begun:
+            self.ladder.table.pin(expert)
+        return begun
+
+    def _expected(self, token: int, layer: int, predictor: Predictor) -> Iterable[tuple[ExpertId, float]]:
+        """(expert, layer step) of the layers ahead, nearest first, within the text."""
+        step = token * self.layers + layer
+        wanted: dict[ExpertId, float] = {}
+        for ahead in range(1, predictor.horizon + 1):
+            target, column = divmod(step + ahead, self.layers)
+            if target >= len(self.sequence) or self.sequence[target] != self.sequence[token]:
+                break
+            for each in predictor.predict(target, column, ahead):
+                wanted.setdefault(self.ids[column][each], float(step + ahead))
+        if isinstance(self.policy, ForecastAware):
+            numbers = [expert.layer * len(self.ids[0]) + expert.expert for expert in wanted]
+            self.policy.forecast(np.array(numbers, dtype=np.int64), np.array(list(wanted.values())) / self.layers)
+        return wanted.items()
+
+    def mark(self) -> _Mark:
+        ladder, traffic = self.ladder, self.ladder.link.traffic
+        below = ladder.disk.traffic if ladder.disk is not None else None
+        disk_bytes = 0 if below is None else below.demand_bytes + below.guess_bytes
+        return _Mark(
+            ladder.time, traffic.busy_seconds, traffic.demand_bytes, traffic.guess_bytes, disk_bytes,
+            ladder.evictions, ladder.guesses_sent,
+        )  # fmt: skip
+
+
+def _slots(recording: Recording, machine: Machine, keep: Keep, predictor: Predictor | None) -> int:
+    if keep is Keep.CACHE:
+        return machine.slots
+    if keep is Keep.ALL:
+        return max(machine.slots, recording.all_experts)
+    return recording.top_k * (2 + (0 if predictor is None else predictor.horizon))  # a layer, guesses, those being cut
+
+
+def _policy(name: str, recording: Recording, half_life_tokens: float) -> Policy:
+    uses = _uses(recording) if name == "belady" else None
+    return make_policy(name, recording.all_experts, half_life_tokens=half_life_tokens, uses=uses)
+
+
+def _uses(recording: Recording) -> Iterator[tuple[int, float]]:
+    """(number, time in tokens) of every use."""
+    for token, rows in enumerate(recording.routing.tolist()):
+        for layer, experts in enumerate(rows):
+            now = token + layer / recording.layers
+            yield from ((layer * recording.experts + expert, now) for expert in experts)
+
+
+def _report(run: _Run, mark: _Mark, seconds: NDArray[np.float64], name: str) -> ReplayReport:
+    end, counts, tokens = run.mark(), run.counts, len(seconds)
+    passed = end.seconds - mark.seconds
+    return ReplayReport(
+        name=name,
+        tokens=tokens,
+        slots=run.machine.slots,
+        tpot_mean_seconds=float(seconds.mean()),
+        tpot_median_seconds=float(np.median(seconds)),
+        tpot_p95_seconds=float(np.percentile(seconds, 95)),
+        stall_seconds_per_token=counts.stall_seconds / tokens,
+        hits=counts.hits,
+        late=counts.late,
+        misses=counts.misses,
+        demand_bytes_per_token=(end.demand_bytes - mark.demand_bytes) / tokens,
+        guess_bytes_per_token=(end.guess_bytes - mark.guess_bytes) / tokens,
+        disk_bytes_per_token=(end.disk_bytes - mark.disk_bytes) / tokens,
+        link_utilisation=(end.link_busy - mark.link_busy) / passed if passed else 0.0,
+        evictions=end.evictions - mark.evictions,
+        guesses_sent=end.guesses_sent - mark.guesses_sent,
+        guesses_used=counts.guesses_used,
+    )

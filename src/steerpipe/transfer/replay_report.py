@@ -1,0 +1,103 @@
+"""What a replay found, for programs and for people."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+
+from steerpipe.core.units import format_bytes
+from steerpipe.transfer.machine import Machine
+
+_HEADINGS = (
+    "TPOT ms", "median", "p95", "stall ms", "hit", "late", "miss",
+    "demand/token", "guess/token", "used", "link", "evictions",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """One run. A routed expert is a hit (it was there), late (a guess was on its way) or a miss."""
+
+    name: str
+    tokens: int  # measured ones
+    slots: int
+    tpot_mean_seconds: float
+    tpot_median_seconds: float
+    tpot_p95_seconds: float
+    stall_seconds_per_token: float  # compute waited for the link
+    hits: int
+    late: int
+    misses: int
+    demand_bytes_per_token: float
+    guess_bytes_per_token: float
+    disk_bytes_per_token: float  # read from the disk below the RAM; 0 where there is none
+    link_utilisation: float
+    evictions: int
+    guesses_sent: int  # that were given a slot
+    guesses_used: int  # of those: routed to before they were cut or evicted
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / (self.hits + self.late + self.misses)
+
+    @property
+    def guess_precision(self) -> float:
+        """Used / sent: prefetch pays while it exceeds 1 - Tc/Tx. 0 where nothing was sent."""
+        return self.guesses_used / self.guesses_sent if self.guesses_sent else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"hit_rate": self.hit_rate, "guess_precision": self.guess_precision}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The same recording on the same machine, from nothing kept to everything resident."""
+
+    recording: str
+    machine: Machine
+    all_experts: int
+    runs: tuple[ReplayReport, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "recording": self.recording,
+            "machine": asdict(self.machine),
+            "all_experts": self.all_experts,
+            "runs": [run.as_json() for run in self.runs],
+        }
+
+
+def render(comparison: Comparison) -> Table:
+    """Something that a rich Console prints."""
+    machine = comparison.machine
+    share = machine.slots / comparison.all_experts
+    table = Table(
+        title=f"{comparison.recording}: {machine.slots} of {comparison.all_experts} experts in fast memory "
+        f"({share:.1%}), blocks of {format_bytes(machine.block_bytes)} at "
+        f"{machine.link_bytes_per_second / 1e9:.3g} GB/s, simulated",
+        caption=f"one block takes {machine.block_seconds * 1e3:.3g} ms, a layer computes "
+        f"{machine.layer_seconds * 1e3:.3g} ms before its router has decided",
+        title_justify="left",
+        caption_justify="left",
+    )
+    table.add_column("run")
+    for heading in _HEADINGS:
+        table.add_column(heading, justify="right")
+    for run in comparison.runs:
+        table.add_row(*_row(run))
+    return table
+
+
+def _row(run: ReplayReport) -> list[str]:
+    uses = run.hits + run.late + run.misses
+    times = (run.tpot_mean_seconds, run.tpot_median_seconds, run.tpot_p95_seconds, run.stall_seconds_per_token)
+    return [
+        run.name,
+        *(f"{seconds * 1e3:.2f}" for seconds in times),
+        *(f"{count / uses:.1%}" for count in (run.hits, run.late, run.misses)),
+        format_bytes(round(run.demand_bytes_per_token)),
+        format_bytes(round(run.guess_bytes_per_token)) if run.guesses_sent else "–",
+        f"{run.guess_precision:.0%}" if run.guesses_sent else "–",
+        f"{run.link_utilisation:.0%}",
+        f"{run.evictions}",
+    ]

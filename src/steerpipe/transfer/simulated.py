@@ -1,0 +1,236 @@
+"""The memory ladder on a virtual clock: the product's own table, policies and queue over links that only count time.
+
+A link moves one chunk at a time. A guess takes a slot only when the link has nothing else to do, is cut at the next
+chunk when it is withdrawn, and is transient until it is used: wrong guesses hold at most `transient_limit` slots.
+Legend: an expert is *begun* when it has a slot; it *lands* when its last byte is there.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from steerpipe.core.ids import ExpertId
+from steerpipe.store.policies import Policy
+from steerpipe.store.residency import Residency, SlotTable
+from steerpipe.transfer.machine import Machine
+from steerpipe.transfer.queue import Chunk, Outcome, Reason, Transfer, TransferQueue
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What a link has done so far."""
+
+    busy_seconds: float = 0.0
+    demand_bytes: int = 0
+    guess_bytes: int = 0
+
+
+class Lane:
+    """One serial link. `ends` is when its chunk lands; inf while it is idle."""
+
+    def __init__(self, bytes_per_second: float, latency_seconds: float, chunk_bytes: int, block_bytes: int) -> None:
+        self.queue = TransferQueue()
+        self.traffic = Traffic()
+        self.ends = math.inf
+        self._rate, self._latency = bytes_per_second, latency_seconds
+        self._chunk_bytes, self._block_bytes = chunk_bytes, block_bytes
+        self._chunk: Chunk | None = None
+
+    @property
+    def idle(self) -> bool:
+        return self._chunk is None
+
+    def start(self, now: float) -> bool:
+        """Takes up the next chunk at `now`, if there is one. A demand moves in one piece: nothing can outrank it."""
+        reason = self.queue.next_reason()
+        if reason is None:
+            return False
+        self._chunk = chunk = self.queue.take(self._block_bytes if reason is Reason.DEMAND else self._chunk_bytes)
+        assert chunk is not None, "the queue announced a transfer"
+        seconds = chunk.length / self._rate + (0.0 if chunk.offset else self._latency)
+        self.ends = now + seconds
+        self.traffic.busy_seconds += seconds
+        if reason is Reason.DEMAND:
+            self.traffic.demand_bytes += chunk.length
+        else:
+            self.traffic.guess_bytes += chunk.length
+        return True
+
+    def land(self) -> tuple[ExpertId, Outcome]:
+        """The chunk has arrived: call it when the clock stands at `ends`."""
+        assert self._chunk is not None, "nothing is in flight"
+        chunk, self._chunk, self.ends = self._chunk, None, math.inf
+        return chunk.expert, self.queue.advance(chunk.expert, chunk.length)
+
+
+class SimulatedLadder:
+    """Fast slots over one link, or over a link and a disk with a RAM cache between them. `time` is in seconds."""
+
+    def __init__(
+        self, machine: Machine, experts: Sequence[ExpertId], policy: Policy, ram_policy: Policy, transient_limit: int
+    ) -> None:
+        self.machine = machine
+        self.time = 0.0
+        self.now = 0.0  # in tokens: the table's clock
+        self.evictions = 0
+        self.guesses_sent = 0
+        self.unused: set[ExpertId] = set()  # in a slot by a guess; who uses one takes it out
+        self.table = SlotTable(experts, machine.slots, policy, transient_limit)
+        self.link = Lane(
+            machine.link_bytes_per_second, machine.latency_seconds, machine.chunk_bytes, machine.block_bytes
+        )
+        self.lanes = [self.link]
+        self.disk: Lane | None = None
+        self.ram: SlotTable | None = None
+        if machine.disk is not None:
+            below = machine.disk
+            self.disk = Lane(below.bytes_per_second, below.latency_seconds, machine.chunk_bytes, machine.block_bytes)
+            self.ram = SlotTable(experts, below.ram_slots, ram_policy, below.ram_slots)
+            self.lanes.append(self.disk)
+        self._guesses: deque[tuple[ExpertId, float]] = deque()  # not begun, nearest first
+        self._fetching: dict[ExpertId, Transfer] = {}  # begun and not landed
+        self._without_ram: list[ExpertId] = []  # of these: those that found no slot in RAM
+
+    def demand(self, expert: ExpertId, *, transient: bool) -> bool:
+        """Begins an ABSENT expert for compute, which waits, or hurries on one that is LOADING. False: no slot."""
+        if self.table.state(expert) is Residency.ABSENT:
+            return self._begin(expert, Reason.DEMAND, self.time, transient=transient)
+        self._fetch(Transfer(expert, Reason.DEMAND, self.time, self.machine.block_bytes))
+        return True
+
+    def guess(self, wanted: Iterable[tuple[ExpertId, float]]) -> None:
+        """(expert, deadline), nearest first: what is now expected. Guesses in flight that are not of it are cut."""
+        self._guesses = deque(wanted)
+        expected = {expert for expert, _ in self._guesses}
+        self.table.protect(expected)
+        for expert, transfer in list(self._fetching.items()):
+            if transfer.reason is not Reason.DEMAND and expert not in expected:
+                self._withdraw(expert)
+
+    def run_until(self, time: float) -> None:
+        """Lets the links work up to `time`."""
+        while True:
+            self._start()
+            lane = self.link if self.disk is None or self.link.ends <= self.disk.ends else self.disk
+            if lane.ends > time:
+                self.time = time
+                return
+            self.time = lane.ends
+            self._land(lane)
+
+    def run_until_landing(self) -> None:
+        """Lets the links work up to the next end of a chunk."""
+        self._start()
+        ends = min(lane.ends for lane in self.lanes)
+        assert ends < math.inf, "compute waits for an expert that nothing moves"
+        self.run_until(ends)
+
+    def check_integrity(self) -> None:
+        """Asserts every invariant of tables, queues and what lies between them. For tests and the end of a run."""
+        for table in filter(None, (self.table, self.ram)):
+            table.check_integrity()
+        for lane in self.lanes:
+            lane.queue.check_integrity()
+        loading = {expert for expert in self.table.experts if self.table.state(expert) is Residency.LOADING}
+        assert loading == self._fetching.keys(), "an expert is LOADING and not on its way, or the other way round"
+        for expert in loading:
+            places = sum(expert in lane.queue for lane in self.lanes) + (expert in self._without_ram)
+            assert places == 1, f"{expert} stands in {places} queues"
+            assert self.ram is None or self.ram.pins(expert) == (expert in self.link.queue), f"{expert}: RAM pins"
+
+    def _start(self) -> None:
+        if self.disk is not None:
+            for expert in self._without_ram[:]:
+                self._through_ram(self._fetching[expert])
+            if self.disk.idle:
+                self.disk.start(self.time)
+        while self.link.idle and not self.link.start(self.time) and self._guesses:
+            if not self._send(*self._guesses[0]):
+                return  # no slot for a guess: it stays the first
+            self._guesses.popleft()
+
+    def _send(self, expert: ExpertId, deadline: float) -> bool:
+        """Begins a guess, or revives one that was withdrawn and has not landed."""
+        state = self.table.state(expert)
+        if state is Residency.ABSENT:
+            sent = self._begin(expert, Reason.PREFETCH, deadline, transient=True)
+            if sent:
+                self.guesses_sent += 1
+                self.unused.add(expert)
+            return sent
+        if state is Residency.LOADING and self._fetching[expert].reason is not Reason.DEMAND:
+            self._fetch(Transfer(expert, Reason.PREFETCH, deadline, self.machine.block_bytes))
+        return True
+
+    def _begin(self, expert: ExpertId, reason: Reason, deadline: float, *, transient: bool) -> bool:
+        speculative = reason is not Reason.DEMAND
+        placement = self.table.begin(expert, transient=transient, now=self.now, speculative=speculative)
+        if placement is None:
+            return False
+        if placement.evicted is not None:
+            self.evictions += 1
+            self.unused.discard(placement.evicted)
+        self._fetch(Transfer(expert, reason, deadline, self.machine.block_bytes))
+        return True
+
+    def _fetch(self, transfer: Transfer) -> None:
+        """Begins the way up of one that has a slot, or hurries it on."""
+        expert = transfer.expert
+        self._fetching[expert] = transfer
+        if self.disk is not None and expert not in self.link.queue:
+            self._through_ram(transfer)
+        else:
+            self.link.queue.add(transfer)
+
+    def _through_ram(self, transfer: Transfer) -> None:
+        """Reads from the disk what is not in RAM, and goes on over the link when it is."""
+        assert self.ram is not None and self.disk is not None, "this machine has one tier"
+        expert = transfer.expert
+        state = self.ram.state(expert)
+        if expert in self._without_ram:
+            self._without_ram.remove(expert)
+        if state is Residency.READY:
+            self.ram.touch(expert, self.now)
+            self.ram.pin(expert)
+            self.link.queue.add(transfer)
+        elif state is Residency.LOADING or self.ram.begin(expert, transient=False, now=self.now) is not None:
+            self.disk.queue.add(transfer)
+        else:
+            self._without_ram.append(expert)
+
+    def _withdraw(self, expert: ExpertId) -> None:
+        """A guess that is no longer expected: cut now, or when its chunk has landed."""
+        if expert in self._without_ram:
+            self._without_ram.remove(expert)
+            self._drop(expert)
+            return
+        for lane in self.lanes:
+            if lane.queue.cancel(expert, Reason.PREFETCH) is Outcome.CUT:
+                self._cut(lane, expert)
+
+    def _land(self, lane: Lane) -> None:
+        expert, outcome = lane.land()
+        if outcome is Outcome.CUT:
+            self._cut(lane, expert)
+        elif outcome is Outcome.DONE and lane is self.disk:
+            assert self.ram is not None, "a disk lands in RAM"
+            self.ram.finish(expert)
+            self._through_ram(self._fetching[expert])
+        elif outcome is Outcome.DONE:
+            if self.ram is not None:
+                self.ram.unpin(expert)
+            del self._fetching[expert]
+            self.table.finish(expert)
+
+    def _cut(self, lane: Lane, expert: ExpertId) -> None:
+        if self.ram is not None and lane is self.disk:
+            self.ram.abandon(expert)
+        elif self.ram is not None:
+            self.ram.unpin(expert)
+        self._drop(expert)
+
+    def _drop(self, expert: ExpertId) -> None:
+        del self._fetching[expert]
+        self.unused.discard(expert)
+        self.table.abandon(expert)

@@ -1,0 +1,219 @@
+"""The ladder as the engine sees it: an ExpertSource over a pack, within a budget of slots."""
+
+import math
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterable, Sequence
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from steerpipe.core.errors import ConfigError
+from steerpipe.core.ids import ExpertId
+from steerpipe.core.protocols import ExpertWeights
+from steerpipe.core.units import format_bytes
+from steerpipe.store import slots as arena
+from steerpipe.store.policies import Policy, make_policy
+from steerpipe.store.reader import Pack
+from steerpipe.store.residency import SMALLEST_SLOTS, SlotTable
+from steerpipe.store.slots import SlotArena
+from steerpipe.transfer.counters import LadderCounters
+from steerpipe.transfer.disk import DiskLink
+from steerpipe.transfer.fetch import Fetcher
+from steerpipe.transfer.ladder import Ladder
+from steerpipe.transfer.lease import LadderLease
+from steerpipe.transfer.link import BlockAddress, Link, LinkRate, PacedLink
+from steerpipe.transfer.queue import Reason
+from steerpipe.transfer.ram import RamTier
+from steerpipe.transfer.stream import LayerStream
+from steerpipe.transfer.visit import CHUNK_BYTES
+from steerpipe.transfer.worker import Readers
+
+CPU = torch.device("cpu")
+
+
+def slot_bytes(pack: Pack, dtype: torch.dtype) -> int:
+    """One slot: the largest expert of the pack, compute-ready."""
+    return arena.slot_bytes([each.layout for each in pack.manifest.classes], dtype)
+
+
+def slots_within(pack: Pack, dtype: torch.dtype, budget_bytes: int) -> int:
+    """How many slots a budget holds, no more than there are experts. ConfigError names the smallest legal budget."""
+    size_bytes = slot_bytes(pack, dtype)
+    slots = min(budget_bytes // size_bytes, len(block_addresses(pack)))
+    if slots < SMALLEST_SLOTS:
+        raise ConfigError(
+            f"{format_bytes(budget_bytes)} of fast memory holds {slots} experts of {format_bytes(size_bytes)}",
+            fix=f"give at least {SMALLEST_SLOTS * size_bytes:,} bytes ({format_bytes(SMALLEST_SLOTS * size_bytes)}): "
+            f"{SMALLEST_SLOTS} experts",
+        )
+    return slots
+
+
+def block_addresses(pack: Pack) -> dict[ExpertId, BlockAddress]:
+    """Where every expert of the pack lies, by layer and expert."""
+    addresses = {}
+    for layer in pack.spec.moe_layers:
+        for index in range(pack.spec.moe(layer).experts):
+            place, expert = pack.place(layer, index), ExpertId(layer, index)
+            addresses[expert] = BlockAddress(expert, place.offset, place.layout.block_bytes)
+    return addresses
+
+
+def default_transient_limit(slots: int) -> int:
+    """How many slots a prompt may pass through."""
+    return max(2, min(16, slots // 8))
+
+
+class LadderSource:
+    """An ExpertSource whose experts come and go. `close` it, or use it as a context manager; collection closes it too.
+
+    Leases may be taken on any thread, several at once, but not one inside another. Tokens (the policy's clock) are
+    counted by leases of the first MoE layer: one step of the engine is one token, however many rows it has.
+    """
+
+    def __init__(
+        self, pack: Pack, link: Link, *, slots: int, dtype: torch.dtype, device: torch.device = CPU,
+        policy: Policy | str = "lfru", transient_limit: int | None = None, readers: int = 1,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:  # fmt: skip
+        """Takes the link over: it is closed with the source. `slots` is checked by `slots_within`."""
+        addresses = block_addresses(pack)
+        assert addresses, "a model without experts needs no ladder"
+        limit = transient_limit or default_transient_limit(slots)
+        chosen = make_policy(policy, len(addresses)) if isinstance(policy, str) else policy
+        self.pack = pack
+        self.link = link
+        self.policy = chosen  # with `experts`, what a profile keeps
+        self.experts = tuple(addresses)  # in the policy's numbering
+        self._arena = SlotArena([each.layout for each in pack.manifest.classes], slots, dtype, device)
+        self._ladder = Ladder(addresses, SlotTable(list(addresses), slots, chosen, limit), limit, chunk_bytes)
+        self._stream = LayerStream(
+            self._ladder, {layer: pack.spec.moe(layer).experts for layer in pack.spec.moe_layers}
+        )
+        self._fetcher = Fetcher(pack, link, self._ladder)
+        self._begun = time.perf_counter()
+        reading = Readers(self._ladder, self._fetcher, pack, self._arena, dtype, device, readers)
+        self._close = weakref.finalize(self, reading.close)  # also when the interpreter ends
+
+    @classmethod
+    def open(
+        cls, pack: Pack, *, slots: int, dtype: torch.dtype, device: torch.device = CPU, ram_bytes: int = 0,
+        policy: str = "lfru", pace: float | None = None, readers: int = 1,
+        wrap: Callable[[Link], Link] | None = None,
+    ) -> Self:  # fmt: skip
+        """The pack's file, behind it RAM for `ram_bytes` of raw blocks (0: none), slowed to `pace` bytes per second.
+
+        `wrap` puts something between the disk and everything above it, a FaultyLink for instance. Where RAM holds the
+        whole pack it is read now, once; this then takes as long as the disk does.
+        """
+        disk = DiskLink(pack.expert_file)
+        below = wrap(disk) if wrap else disk
+        tier = RamTier(below, block_addresses(pack).values(), ram_bytes) if ram_bytes else None
+        link = tier or below
+        paced = PacedLink(link, pace) if pace else link
+        source = cls(pack, paced, slots=slots, dtype=dtype, device=device, policy=policy, readers=readers)
+        if tier is not None and tier.holds_everything:
+            tier.fill(Fetcher(pack, below, source._ladder).fetch)
+        return source
+
+    def lease(self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None) -> LadderLease:
+        """See ExpertSource. Does not wait itself; its waves do."""
+        with self._ladder.lock:
+            if layer == self.pack.spec.moe_layers[0]:
+                self._ladder.now += 1
+            self._ladder.expire(time.perf_counter())
+        lease = LadderLease(self._ladder, self._weights, layer, routed, keep, self._left)
+        with self._ladder.lock:
+            self._stream.arrive(layer, lease.routed)
+        return lease
+
+    def prefetch(self, experts: Iterable[ExpertId], reason: Reason, deadline: float) -> int:
+        """Sends for experts that may be needed; how many are on their way. Never waits, never evicts what is leased.
+
+        A guess is transient until it is used, so wrong ones never hold more slots than the transient limit.
+        `deadline` is on `time.perf_counter`: what has not arrived by then is cut. Order is that of arrival.
+        """
+        with self._ladder.lock:
+            self._ladder.check_usable()
+            return sum(self._ladder.guess(expert, reason, deadline, transient=True) for expert in experts)
+
+    def warm(self, experts: Iterable[ExpertId]) -> int:
+        """Sends for experts that are worth a slot of their own, such as those of the last run. Never waits."""
+        with self._ladder.lock:
+            self._ladder.check_usable()
+            return sum(self._ladder.guess(e, Reason.PREFETCH, math.inf, transient=False) for e in experts)
+
+    def cancel_prefetches(self, experts: Collection[ExpertId], reason: Reason = Reason.PREFETCH) -> None:
+        """Cuts what is still on its way for that reason or a lesser one. What a lease waits for goes on."""
+        with self._ladder.lock:
+            self._ladder.withdraw(experts, reason)
+
+    def protect(self, experts: Iterable[ExpertId]) -> None:
+        """What is wanted soon: prefetches never evict it, demand only in need. Replaces what was said before."""
+        with self._ladder.lock:
+            self._ladder.table.protect(experts)
+
+    def counters(self) -> LadderCounters:
+        """Since the start; subtract an earlier snapshot for an interval."""
+        with self._ladder.lock:
+            link, disk = self._fetcher.meter.snapshot(), self.link.disk.snapshot()
+            return self._ladder.tally.snapshot(link, disk, time.perf_counter() - self._begun)
+
+    @property
+    def rate(self) -> LinkRate:
+        """Of the link, as measured."""
+        return self._fetcher.meter.snapshot()
+
+    @property
+    def fast_bytes(self) -> int:
+        """What the slots take: all of it from the start."""
+        return self._arena.total_bytes
+
+    @property
+    def slab_bytes(self) -> int:
+        """What reads take beside the slots, so far."""
+        return self._ladder.slabs.allocated * self._ladder.slabs.slab_bytes
+
+    @property
+    def resident(self) -> list[ExpertId]:
+        """Who is in a slot, ready."""
+        with self._ladder.lock:
+            return self._ladder.table.resident()
+
+    def check_integrity(self) -> None:
+        """When no lease is open: waits until nothing moves, then asserts that nothing is held or miscounted."""
+        ladder = self._ladder
+        with ladder.lock:
+            while not ladder.idle:
+                ladder.check_usable()
+                ladder.changed.wait()
+            ladder.table.check_integrity()
+            ladder.queue.check_integrity()
+            assert not len(ladder.queue), f"{len(ladder.queue)} transfers are in the queue though nothing moves"
+            assert not ladder.broken, f"{list(ladder.broken)} failed and were never buried"
+            pinned = [expert for expert in ladder.addresses if ladder.table.pins(expert)]
+            assert not pinned, f"{pinned} are still pinned"
+            assert ladder.slabs.idle, "a slab was never given back"
+            assert not ladder.hungry, f"{ladder.hungry} leases wait for slots"
+        counts = self.counters()
+        assert counts.hits + counts.late + counts.misses == counts.leased, f"the counters do not add up: {counts}"
+
+    def close(self) -> None:
+        """Ends the reader threads (after the read that they are in) and frees the link. Twice is once."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _left(self, lease: LadderLease) -> None:
+        self._stream.leave(lease.layer, lease.routed)
+
+    def _weights(self, expert: ExpertId) -> ExpertWeights:
+        return self._arena.weights(self._ladder.table.slot(expert), self.pack.layout(expert.layer))
