@@ -134,6 +134,14 @@ def test_a_prompt_evicts_no_more_than_its_transient_experts() -> None:
     assert len(table.resident()) == 3
 
 
+def test_at_the_limit_a_transient_expert_replaces_a_transient_one() -> None:
+    table = make_table(slots=2, transient_limit=1)
+    load(table, A, now=0.0)
+    load(table, B, now=5.0, transient=True)
+    assert table.begin(C, transient=True, now=6.0) == Placement(slot=1, evicted=B)  # though A was used before
+    assert table.begin(D, transient=True, now=6.0) is None
+
+
 def test_a_promoted_expert_stays_after_its_last_unpin() -> None:
     table = make_table()
     load(table, A, transient=True)

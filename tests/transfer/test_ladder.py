@@ -1,4 +1,4 @@
-"""The ladder's state, driven by hand: any order of asking, guessing, arriving, failing and letting go keeps it sound."""
+"""The ladder's state, driven by hand: any order of asking, guessing, arriving and failing keeps it sound."""
 
 import math
 from collections import Counter

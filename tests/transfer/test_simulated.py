@@ -131,6 +131,13 @@ def test_a_late_guess_is_continued_and_no_byte_moves_twice() -> None:
     assert report.tpot_mean_seconds == pytest.approx(0.5 + 1.0 + 1.0)  # the second block began when the first was there
 
 
+def test_a_continued_guess_pays_the_latency_once() -> None:
+    source = recording([[[0], [1]]])
+    figures = machine(tc=0.5, tx=1.0, latency_seconds=0.25)
+    report = replay(source, figures, "lru", predictor=PerfectPredictor(source.routing, 1))
+    assert report.tpot_mean_seconds == pytest.approx(0.5 + 1.25 + 1.25)
+
+
 def test_guesses_of_layers_further_ahead_use_the_time_that_is_left() -> None:
     source = recording([[[0], [1], [2], [3]]])
     times = {

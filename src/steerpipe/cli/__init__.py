@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 
 from steerpipe import __version__
-from steerpipe.cli import generate, machine, packs
+from steerpipe.cli import generate, machine, packs, replay
 from steerpipe.cli.shared import app
 
-__all__ = ["app", "generate", "machine", "main", "packs"]
+__all__ = ["app", "generate", "machine", "main", "packs", "replay"]
 
 
 def _show_version(wanted: bool) -> None:

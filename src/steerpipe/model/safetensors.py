@@ -20,7 +20,7 @@ from steerpipe.model.tensors import Shape
 
 DTYPES = {
     "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16,
-    "I8": torch.int8, "U8": torch.uint8, "I32": torch.int32, "I64": torch.int64,
+    "I8": torch.int8, "U8": torch.uint8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
 }  # fmt: skip
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 

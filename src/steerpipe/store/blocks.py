@@ -14,6 +14,10 @@ TORCH_DTYPES = {
     "int8": torch.int8, "int4": torch.uint8,
 }  # fmt: skip
 
+# Dequantising makes temporaries of about 10 bytes per weight. By strips they stay small and warm: an int4 expert of
+# 2048 x 1408 in bf16 took 5 ms instead of 50 (one core; most of it were page faults).
+STRIP_WEIGHTS = 1 << 18
+
 
 def encode(layout: BlockLayout, gate: Tensor, up: Tensor, down: Tensor, name: str) -> Tensor:
     """gate [I, H], up [I, H], down [H, I] → one block, uint8 [block_bytes], padded with zeros.
@@ -65,7 +69,13 @@ def _decode_matrix(layout: BlockLayout, block: Tensor, part: str, dtype: torch.d
     if not layout.format.quantised:
         return codes.to(dtype) if out is None else out.copy_(codes)
     dequantise = dequantise_int8 if layout.format is ExpertFormat.INT8 else dequantise_int4
-    return dequantise(codes, _view(block, layout.part(f"{part}.scale")), dtype, out)
+    scales = _view(block, layout.part(f"{part}.scale"))
+    if out is None:
+        return dequantise(codes, scales, dtype, None)
+    strip = max(1, STRIP_WEIGHTS // out.shape[1])  # rows
+    for row in range(0, len(out), strip):
+        dequantise(codes[row : row + strip], scales[row : row + strip], dtype, out[row : row + strip])
+    return out
 
 
 def convert(weight: Tensor, dtype: torch.dtype, name: str) -> Tensor:

@@ -65,7 +65,7 @@ class SlotTable:
         self._transients = 0
         # Per expert number, so that a victim is found by a few array operations:
         self._idle: NDArray[np.bool_] = np.zeros(len(self._experts), dtype=np.bool_)  # READY and unpinned
-        self._protected: NDArray[np.bool_] = np.zeros(len(self._experts), dtype=np.bool_)
+        self._exposed: NDArray[np.bool_] = np.ones(len(self._experts), dtype=np.bool_)  # not protected
         self._passing: NDArray[np.bool_] = np.zeros(len(self._experts), dtype=np.bool_)  # transient with a slot
 
     @property
@@ -174,9 +174,9 @@ class SlotTable:
 
     def protect(self, experts: Iterable[ExpertId]) -> None:
         """What is wanted within the next layers, in any state. Replaces what was said before."""
-        self._protected[:] = False
+        self._exposed[:] = True
         numbers = [self._numbers[expert] for expert in experts]
-        self._protected[numbers] = True
+        self._exposed[numbers] = False
 
     def check_integrity(self) -> None:
         """Asserts every invariant. O(experts): for tests, and for when nothing else is to be done."""
@@ -196,7 +196,7 @@ class SlotTable:
             assert bool(self._passing[number]) == (expert in transient), f"{expert} is wrongly marked as transient"
 
     def _victim(self, now: float, among: NDArray[np.bool_], *, strict: bool) -> ExpertId | None:
-        candidates = np.flatnonzero(among & ~self._protected)
+        candidates = np.flatnonzero(among & self._exposed)
         if not candidates.size and not strict:
             candidates = np.flatnonzero(among)
         if not candidates.size:

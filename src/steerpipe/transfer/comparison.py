@@ -49,7 +49,7 @@ def _runs(recording: Recording, options: ReplayOptions) -> Iterator[ReplayReport
             half_life_tokens=options.half_life_tokens, warmup_tokens=options.warmup_tokens,
         )  # fmt: skip
 
-    yield run("lru", "on demand, nothing kept", keep=Keep.NOTHING)
+    yield run("lru", "on demand", keep=Keep.NOTHING)
     for policy in (*options.policies, *(("belady",) if "belady" not in options.policies else ())):
         yield run(policy, policy)
         for name, predictor in predictors.items():

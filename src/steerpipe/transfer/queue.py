@@ -175,10 +175,7 @@ class TransferQueue:
 
     def expire(self, now: float) -> list[ExpertId]:
         """Cancels prefetches and drafts whose deadline has passed; returns those that are CUT at once."""
-        late = [
-            expert for expert, entry in self._entries.items()
-            if entry.reason is not Reason.DEMAND and entry.deadline < now and entry.waits
-        ]  # fmt: skip
+        late = [expert for expert, entry in self._entries.items() if entry.deadline < now and entry.waits]
         return [expert for expert in late if self.cancel(expert, Reason.PREFETCH) is Outcome.CUT]
 
     def failed(self, expert: ExpertId, length: int) -> Outcome:

@@ -63,7 +63,10 @@ def replay(
     warmup_tokens: int = 0,
     name: str = "",
 ) -> ReplayReport:
-    """Runs every token; the first `warmup_tokens` are left out of the report (at least one token is measured)."""
+    """Runs every token; the first `warmup_tokens` are left out of the report (at least one token is measured).
+
+    A RAM tier has the same policy; with belady it has LRU, for what reaches the RAM depends on the tier above it.
+    """
     run = _Run(recording, machine, policy, keep, predictor, half_life_tokens)
     warmup = max(0, min(warmup_tokens, recording.tokens - 1))
     ends = []

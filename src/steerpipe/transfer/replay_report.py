@@ -8,10 +8,7 @@ from rich.table import Table
 from steerpipe.core.units import format_bytes
 from steerpipe.transfer.machine import Machine
 
-_HEADINGS = (
-    "TPOT ms", "median", "p95", "stall ms", "hit", "late", "miss",
-    "demand/token", "guess/token", "used", "link", "evictions",
-)  # fmt: skip
+_HEADINGS = ("TPOT ms", "p95", "stall", "hit", "late", "MB/tok", "used", "link")  # the rest is in the JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +73,7 @@ def render(comparison: Comparison) -> Table:
         f"({share:.1%}), blocks of {format_bytes(machine.block_bytes)} at "
         f"{machine.link_bytes_per_second / 1e9:.3g} GB/s, simulated",
         caption=f"one block takes {machine.block_seconds * 1e3:.3g} ms, a layer computes "
-        f"{machine.layer_seconds * 1e3:.3g} ms before its router has decided",
+        f"{machine.layer_seconds * 1e3:.3g} ms before its router has decided; used: share of guessed blocks",
         title_justify="left",
         caption_justify="left",
     )
@@ -90,14 +87,12 @@ def render(comparison: Comparison) -> Table:
 
 def _row(run: ReplayReport) -> list[str]:
     uses = run.hits + run.late + run.misses
-    times = (run.tpot_mean_seconds, run.tpot_median_seconds, run.tpot_p95_seconds, run.stall_seconds_per_token)
+    times = (run.tpot_mean_seconds, run.tpot_p95_seconds, run.stall_seconds_per_token)
     return [
         run.name,
         *(f"{seconds * 1e3:.2f}" for seconds in times),
-        *(f"{count / uses:.1%}" for count in (run.hits, run.late, run.misses)),
-        format_bytes(round(run.demand_bytes_per_token)),
-        format_bytes(round(run.guess_bytes_per_token)) if run.guesses_sent else "–",
+        *(f"{count / uses:.0%}" for count in (run.hits, run.late)),
+        f"{(run.demand_bytes_per_token + run.guess_bytes_per_token) / 1e6:.4g}",
         f"{run.guess_precision:.0%}" if run.guesses_sent else "–",
         f"{run.link_utilisation:.0%}",
-        f"{run.evictions}",
     ]

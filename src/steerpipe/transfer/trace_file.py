@@ -1,4 +1,4 @@
-"""Reads a recorded run: a safetensors file with `routing` [tokens, MoE layers, top_k] and perhaps `sequence` [tokens]."""
+"""Reads a recorded run: safetensors with `routing` [tokens, MoE layers, top_k] and perhaps `sequence` [tokens]."""
 
 from pathlib import Path
 

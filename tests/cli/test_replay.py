@@ -1,0 +1,44 @@
+"""`steerpipe replay` from the command line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from typer.testing import CliRunner
+
+from steerpipe.cli import app
+
+
+def test_a_recorded_run_is_placed_between_on_demand_and_resident(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    routing = np.stack([[draw.permutation(8)[:2] for _ in range(3)] for _ in range(120)]).astype(np.int16)
+    save_file({"routing": routing}, tmp_path / "trace.safetensors")
+    words = ["replay", str(tmp_path / "trace.safetensors"), "--block", "1MB", "--link", "1GB", "--layer-ms", "0.5"]
+    result = CliRunner().invoke(app, [*words, "--residency", "0.5", "--warmup", "20", "--recall", "0.9", "--json"])
+    assert result.exit_code == 0, result.output
+    runs = {run["name"]: run for run in json.loads(result.stdout)["runs"]}
+    tpot = {name: run["tpot_mean_seconds"] for name, run in runs.items()}
+    assert tpot["all resident"] == pytest.approx(3 * 0.5e-3)
+    assert tpot["on demand"] == pytest.approx(3 * (0.5e-3 + 2 * 1e-3))
+    assert tpot["all resident"] < tpot["belady"] <= tpot["lfru"] < tpot["on demand"]
+    shown = CliRunner().invoke(app, [*words, "--tokens", "40", "--warmup", "0"])
+    assert shown.exit_code == 0 and "TPOT" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere.safetensors"], "does not exist"),
+        (["--recall", "often"], "often"),
+        (["--recall", "1.5"], "1.5"),
+        (["--residency", "0"], "residency"),
+        (["--link", "fast"], "fast"),
+        (["--layer-ms", "-1"], "layer_seconds"),
+    ],
+)
+def test_a_machine_that_cannot_be_is_refused_with_a_fix(words: list[str], said: str) -> None:
+    result = CliRunner().invoke(app, ["replay", "--tokens", "10", "--warmup", "0", *words])
+    assert result.exit_code == 2, result.output
+    assert said in result.stderr and "fix:" in result.stderr and result.stdout == ""

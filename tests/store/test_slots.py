@@ -1,0 +1,67 @@
+"""The slot arena: one allocation, aligned, and every slot fits every layout."""
+
+import itertools
+
+import pytest
+import torch
+
+from steerpipe.core.errors import CapacityError
+from steerpipe.store import slots as slots_module
+from steerpipe.store.formats import ExpertFormat
+from steerpipe.store.layout import plan_block
+from steerpipe.store.resident import ALIGNMENT_BYTES
+from steerpipe.store.slots import SlotArena, slot_bytes
+
+CPU = torch.device("cpu")
+SMALL, LARGE = plan_block(ExpertFormat.INT8, 48, 24), plan_block(ExpertFormat.INT8, 50, 34)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_slots_lie_side_by_side_in_one_allocation_on_cache_lines(dtype: torch.dtype) -> None:
+    arena = SlotArena([SMALL, LARGE], 5, dtype, CPU)
+    assert arena.total_bytes == 5 * slot_bytes([SMALL, LARGE], dtype)
+    storages = set()
+    for layout in (SMALL, LARGE):
+        for slot in range(5):
+            weights = arena.weights(slot, layout)
+            assert weights.gate_up.shape == (2 * layout.width, layout.hidden)
+            assert weights.down.shape == (layout.hidden, layout.width)
+            for matrix in (weights.gate_up, weights.down):
+                assert matrix.dtype == dtype
+                assert matrix.is_contiguous()
+                assert matrix.data_ptr() % ALIGNMENT_BYTES == 0
+                assert matrix.untyped_storage().nbytes() == arena.total_bytes
+                storages.add(matrix.untyped_storage().data_ptr())
+    assert len(storages) == 1
+
+
+def test_views_are_made_once() -> None:
+    arena = SlotArena([SMALL], 3, torch.float32, CPU)
+    assert arena.weights(1, SMALL) is arena.weights(1, SMALL)
+
+
+def test_slots_do_not_overlap() -> None:
+    arena = SlotArena([SMALL, LARGE], 3, torch.bfloat16, CPU)
+    for slot, layout in itertools.product(range(3), (SMALL, LARGE)):
+        for other in range(3):
+            arena.weights(other, LARGE).gate_up.fill_(other)
+            arena.weights(other, LARGE).down.fill_(other)
+        arena.weights(slot, layout).gate_up.fill_(9)
+        arena.weights(slot, layout).down.fill_(9)
+        for other in set(range(3)) - {slot}:
+            weights = arena.weights(other, LARGE)
+            assert bool((weights.gate_up == other).all() and (weights.down == other).all())
+
+
+def test_a_slot_is_as_large_as_the_largest_expert_and_no_larger() -> None:
+    assert slot_bytes([SMALL], torch.float32) == 3 * 48 * 24 * 4
+    assert slot_bytes([SMALL, LARGE], torch.bfloat16) == 2 * 50 * 34 * 2 + 48 + 50 * 34 * 2 + 56  # to cache lines
+
+
+def test_memory_that_cannot_be_had_is_a_capacity_error_with_the_amount(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(slots_module.torch, "empty", refuse)
+    with pytest.raises(CapacityError, match="27 KiB of expert slots on cpu"):
+        SlotArena([SMALL], 2, torch.float32, CPU)
