@@ -76,9 +76,8 @@ def main() -> None:
                 (ours(pipe, prompt, given.tokens), theirs(model, prompt, given.tokens)) for _ in range(given.rounds)
             ]
     rate = memory_rate()
-    print(
-        f"floor: {ACTIVE * 4 / 1e6:.1f} MB of active weights at {rate / 1e9:.1f} GB/s = {ACTIVE * 4e3 / rate:.2f} ms/token"
-    )
+    floor_ms = ACTIVE * 4e3 / rate
+    print(f"floor: {ACTIVE * 4e-6:.1f} MB of active weights at {rate * 1e-9:.1f} GB/s: {floor_ms:.2f} ms per token")
     result: dict[str, Any] = {"prompt": given.prompt, "tokens": given.tokens, "rounds": given.rounds}
     for index, name in enumerate(("prefill_ms", "decode_ms_per_token")):
         mine, other = (statistics.median(pair[who][index] for pair in pairs) for who in (0, 1))

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from steerpipe.core.cpu import guard_cpu
+from steerpipe.core.cpu import apply_guard
 from steerpipe.core.sampling import SamplingSettings
 from steerpipe.core.units import format_bytes, parse_bytes
 from steerpipe.engine.engine import Engine
@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=200, help="read in each round")
     parser.add_argument("--tokens", type=int, default=4)
     options = parser.parse_args()
-    guard_cpu()
+    apply_guard()
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.pack or Path(scratch) / "pack"
         if not folder.exists():

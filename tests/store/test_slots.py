@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from steerpipe.core.errors import CapacityError
+from steerpipe.store import blocks
 from steerpipe.store import slots as slots_module
 from steerpipe.store.formats import ExpertFormat
 from steerpipe.store.layout import plan_block
@@ -65,3 +66,20 @@ def test_memory_that_cannot_be_had_is_a_capacity_error_with_the_amount(monkeypat
     monkeypatch.setattr(slots_module.torch, "empty", refuse)
     with pytest.raises(CapacityError, match="27 KiB of expert slots on cpu"):
         SlotArena([SMALL], 2, torch.float32, CPU)
+
+
+@pytest.mark.parametrize("form", [ExpertFormat.INT8, ExpertFormat.INT4])
+@pytest.mark.parametrize("strip_weights", [1, 48, 500])
+def test_decoding_into_a_slot_by_strips_gives_the_same_bits(
+    form: ExpertFormat, strip_weights: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = plan_block(form, 48, 24)
+    generator = torch.Generator().manual_seed(1)
+    gate, up, down = (torch.randn(shape, generator=generator) for shape in ((24, 48), (24, 48), (48, 24)))
+    block = blocks.encode(layout, gate, up, down, name="an expert")
+    whole = blocks.decode(layout, block, torch.bfloat16)
+    monkeypatch.setattr(blocks, "STRIP_WEIGHTS", strip_weights)
+    slot = SlotArena([layout], 1, torch.bfloat16, CPU).weights(0, layout)
+    assert blocks.decode(layout, block, torch.bfloat16, slot) is slot
+    assert torch.equal(slot.gate_up, whole.gate_up)
+    assert torch.equal(slot.down, whole.down)

@@ -46,6 +46,10 @@ def generate(
     ram: Annotated[str | None, typer.Option(help="memory for experts in RAM, slots included without a GPU")] = None,
     pace: Annotated[str | None, typer.Option(help="slow the link to the experts to so many bytes per second")] = None,
     policy: Annotated[str | None, typer.Option(help="which expert leaves a slot first: lfru or lru")] = None,
+    profile: Annotated[
+        bool | None,
+        typer.Option("--profile/--no-profile", help="learn from the last run, and let the next learn"),
+    ] = None,
     cache_dir: Annotated[str | None, typer.Option(help="where packs of checkpoints are kept")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with an [engine] table")] = None,
     as_json: Json = False,
@@ -58,7 +62,7 @@ def generate(
     flags = {
         "dtype": dtype, "device": device, "threads": threads, "max_context": max_context,
         "prefill_chunk": prefill_chunk, "kv_memory": kv_memory, "fast_memory": fast_memory, "ram": ram, "pace": pace,
-        "policy": policy, "cache_dir": cache_dir,
+        "policy": policy, "profile": profile, "cache_dir": cache_dir,
     }  # fmt: skip
     sampling = {
         "max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,

@@ -43,6 +43,7 @@ class EngineConfig:
     ram: str | None = None  # bytes for experts in RAM, slots included where there is no GPU; None: the slots alone
     pace: str | None = None  # bytes per second to which the link to the experts is slowed; None: not slowed
     policy: Policy = "lfru"  # which expert leaves when a slot is needed
+    profile: bool = True  # what one run learnt about the experts warms the next
     cache_dir: str | None = None  # where checkpoints are kept as packs; None: steerpipe/ in the user's cache
 
     def __post_init__(self) -> None:
@@ -85,6 +86,10 @@ def _is_amount(value: object) -> bool:
         return False
 
 
+def _truth(text: str) -> object:
+    return {"true": True, "1": True, "false": False, "0": False}.get(text.strip().lower(), text)
+
+
 def _is_share_or_amount(value: object) -> bool:
     if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?%", value):
         return 0 < float(value[:-1]) <= 100
@@ -103,6 +108,7 @@ _RULES: dict[str, _Rule] = {
     "ram": _Rule('an amount of bytes as text, such as "512MiB"', _is_amount),
     "pace": _Rule('bytes per second as text, such as "2GB"', _is_amount),
     "policy": _one_of("lru", "lfru"),
+    "profile": _Rule("true or false", lambda value: isinstance(value, bool), _truth),
     "cache_dir": _Rule("the path of a folder", lambda value: isinstance(value, str) and bool(value.strip())),
 }
 assert _RULES.keys() == {f.name for f in fields(EngineConfig)}, "every setting has one rule"

@@ -31,6 +31,7 @@ from steerpipe.runtime.facts import gather_facts
 from steerpipe.runtime.generation import GenerationDefaults, read_defaults
 from steerpipe.runtime.memory import memory_rows
 from steerpipe.runtime.models import find_model, open_model
+from steerpipe.runtime.profiles import ProfileKeeper
 from steerpipe.transfer.counters import LadderCounters
 from steerpipe.transfer.source import LadderSource
 
@@ -68,6 +69,10 @@ class Pipeline:
         self._pack = open_model(self.folder, cache_folder(config), progress)
         self._budget(config, facts)
         self._build(config.policy, sink, progress)
+        self._profile: ProfileKeeper | None = None
+        if config.profile and isinstance(self.experts, LadderSource):
+            self._profile = ProfileKeeper(self.experts, cache_folder(config))
+            self._profile.warm(self.budget.slots)
 
     def _budget(self, config: EngineConfig, facts: Facts) -> None:
         """Settles how many experts lie where, before any of them is loaded."""
@@ -144,6 +149,9 @@ class Pipeline:
     def close(self) -> None:
         """Ends what still runs and gives threads and files back. Twice is once."""
         self._desk.close_all()
+        if self._profile is not None:
+            self._profile.keep()
+            self._profile = None
         if isinstance(self.experts, LadderSource):
             self.experts.close()
 

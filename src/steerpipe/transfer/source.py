@@ -177,6 +177,12 @@ class LadderSource:
         return self._ladder.slabs.allocated * self._ladder.slabs.slab_bytes
 
     @property
+    def tokens(self) -> float:
+        """The policy's clock."""
+        with self._ladder.lock:
+            return self._ladder.now
+
+    @property
     def resident(self) -> list[ExpertId]:
         """Who is in a slot, ready."""
         with self._ladder.lock:
