@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from steerpipe.core.cpu import apply_guard
 
 if TYPE_CHECKING:
+    from steerpipe.engine.tokenizer import ChatMessage
     from steerpipe.runtime.pipeline import Pipeline
 
 __version__ = "0.1.0"
-__all__ = ["CPU_GUARD", "Pipeline", "__version__"]
+__all__ = ["CPU_GUARD", "ChatMessage", "Pipeline", "__version__"]
 
 CPU_GUARD = apply_guard()  # before torch's first product, hence before anything that imports torch
 
@@ -23,4 +24,8 @@ def __getattr__(name: str) -> Any:
         from steerpipe.runtime.pipeline import Pipeline
 
         return Pipeline
+    if name == "ChatMessage":
+        from steerpipe.engine.tokenizer import ChatMessage
+
+        return ChatMessage
     raise AttributeError(f"module 'steerpipe' has no attribute {name!r}")

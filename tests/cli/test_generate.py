@@ -204,13 +204,13 @@ def test_a_setting_comes_from_a_flag_then_the_environment_then_a_file(
     file.write_text("[engine]\nmax_context = 64\nprefill_chunk = 32\n")
     run = ["generate", str(model), "-p", "Hi", "--max-tokens", "2", "--threads", "1", "--json"]
 
-    def chosen(*options: str) -> dict[str, str]:
+    def chosen(*options: str) -> dict[str, object]:
         return dict(json.loads(CliRunner().invoke(app, [*run, *options]).stdout)["config"])
 
-    assert chosen("--config", str(file))["max_context"] == "64"
+    assert chosen("--config", str(file))["max_context"] == 64
     monkeypatch.setenv("STEERPIPE_MAX_CONTEXT", "80")
-    assert chosen("--config", str(file))["max_context"] == "80"
-    assert chosen("--config", str(file), "--max-context", "96")["max_context"] == "96"
+    assert chosen("--config", str(file))["max_context"] == 80
+    assert chosen("--config", str(file), "--max-context", "96")["max_context"] == 96
     monkeypatch.setenv("STEERPIPE_DTYPE", "bfloat16")
     assert chosen()["dtype"] == "bfloat16"
 

@@ -62,7 +62,8 @@ def test_what_is_set_stays_set() -> None:
     config = EngineConfig(dtype="bfloat16", device="cpu", threads=1, max_context=128, kv_memory="1GiB", max_batch=2)
     resolved = resolve(config, WORKSTATION)
     assert (resolved.dtype, resolved.device, resolved.threads, resolved.max_context) == ("bfloat16", "cpu", 1, 128)
-    assert (resolved.kv_memory_bytes, resolved.max_batch, resolved.prefill_chunk) == (GIB, 2, 256)
+    assert (resolved.max_batch, resolved.prefill_chunk) == (2, 256)
+    assert 0 <= GIB - resolved.kv_memory_bytes < 128 * 20_000  # whole blocks
     assert {choice.reason for choice in resolved.choices} == {"as set"}
 
 
@@ -78,13 +79,13 @@ def test_a_context_beyond_the_model_is_an_error() -> None:
 
 
 def test_the_context_shrinks_to_what_the_kv_cache_holds_and_says_so() -> None:
-    resolved = resolve(EngineConfig(kv_memory="40MB"), LAPTOP)  # 1,000 tokens: 62 cells of 16
-    assert resolved.max_context == 992
+    resolved = resolve(EngineConfig(kv_memory="40MB"), LAPTOP)  # 1,000 tokens: 7 blocks of 128
+    assert (resolved.max_context, resolved.kv_blocks) == (896, 7)
     assert "4096" in reason(resolved, "max_context")
 
 
 def test_a_context_that_was_asked_for_never_shrinks() -> None:
-    with pytest.raises(CapacityError, match=r"room for 1000 tokens; one sequence of 2000 is wanted") as caught:
+    with pytest.raises(CapacityError, match=r"room for 896 tokens; one sequence of 2000 is wanted") as caught:
         resolve(EngineConfig(kv_memory="40MB", max_context=2000), LAPTOP)
     assert "kv_memory" in caught.value.fix
 
@@ -111,9 +112,9 @@ def test_the_cache_always_holds_one_whole_sequence_and_leaves_room_for_the_weigh
     except CapacityError:
         assume(False)
     item = 4 if resolved.dtype == "float32" else 2
-    assert (
-        resolved.max_context * 10_000 * item <= resolved.kv_memory_bytes <= batch * resolved.max_context * 10_000 * item
-    )
+    blocks = -(-resolved.max_context // 128)
+    assert blocks <= resolved.kv_blocks <= batch * blocks
+    assert resolved.kv_memory_bytes == resolved.kv_blocks * 128 * 10_000 * item
     assert resolved.kv_memory_bytes + parameters * item <= free
 
 
@@ -136,3 +137,15 @@ def test_keys_and_values_do_not_crowd_out_experts_that_fit() -> None:
     fits = replace(LAPTOP, resident_parameters=10**8, expert_parameters=10**9)
     resolved = resolve(EngineConfig(dtype="float32", max_batch=64), fits)
     assert resolved.kv_memory_bytes + 4 * (10**8 + 10**9) <= 16 * GIB
+
+
+def test_the_context_that_was_asked_for_is_the_context_that_there_is() -> None:
+    resolved = resolve(EngineConfig(max_context=200, max_batch=1), LAPTOP)
+    assert (resolved.max_context, resolved.kv_blocks) == (200, 2)
+    eight = resolve(EngineConfig(max_context=100, max_batch=8), LAPTOP)
+    assert (eight.kv_blocks, reason(eight, "kv_memory")) == (8, "holds 8 sequences of 100 tokens")
+
+
+def test_less_than_one_block_of_keys_and_values_is_an_error_that_names_its_size() -> None:
+    with pytest.raises(CapacityError, match=r"128 tokens take 4\.88 MiB"):
+        resolve(EngineConfig(kv_memory="1MiB"), LAPTOP)

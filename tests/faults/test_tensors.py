@@ -75,7 +75,7 @@ def test_a_wrong_shape_is_shown_beside_the_right_one(
     assert "belong to different models" in message
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
 def test_whole_numbers_are_no_weights(folder: Path, dtype: torch.dtype) -> None:
     edit(folder, lambda found: found.update({EXPERT: found[EXPERT].to(dtype)}))
     message = refused(folder)
@@ -85,7 +85,7 @@ def test_whole_numbers_are_no_weights(folder: Path, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "said"),
-    [(torch.float8_e4m3fn, "F8_E4M3"), (torch.float64, "F64"), (torch.bool, "BOOL"), (torch.int16, "I16")],
+    [(torch.float8_e4m3fn, "F8_E4M3"), (torch.float64, "F64"), (torch.bool, "BOOL"), (torch.uint16, "U16")],
 )
 def test_a_format_that_cannot_be_read_is_named(folder: Path, dtype: torch.dtype, said: str) -> None:
     edit(folder, lambda found: found.update({EXPERT: found[EXPERT].to(dtype)}))

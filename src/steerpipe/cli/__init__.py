@@ -5,6 +5,7 @@ traceback unless --debug is given.
 """
 
 import io
+import os
 import sys
 from typing import Annotated
 
@@ -33,6 +34,8 @@ def steerpipe(
 
 
 def main() -> None:
+    if sys.stdout is None:  # closed by whoever started us: there is nobody to tell
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  stays open as long as we do
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows another
     app()

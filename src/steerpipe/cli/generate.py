@@ -34,6 +34,7 @@ def generate(
     frequency_penalty: Annotated[float | None, typer.Option(help="-2 to 2, per occurrence of a token")] = None,
     seed: Annotated[int | None, typer.Option(help="same seed, same text")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="end before this text; may be given several times")] = None,
+    stop_token_id: Annotated[list[int] | None, typer.Option(help="end at this token; may be repeated")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="go on after an end token")] = False,
     logprobs: Annotated[int | None, typer.Option(help="log probabilities of each token and of the n likeliest")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16")] = None,
@@ -51,7 +52,7 @@ def generate(
         typer.Option("--profile/--no-profile", help="learn from the last run, and let the next learn"),
     ] = None,
     cache_dir: Annotated[str | None, typer.Option(help="where packs of checkpoints are kept")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with an [engine] table")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with a table named engine")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -68,14 +69,16 @@ def generate(
         "max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
         "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty,
         "frequency_penalty": frequency_penalty, "seed": seed, "stop": tuple(stop) if stop else None,
+        "stop_token_ids": tuple(stop_token_id) if stop_token_id else None,
         "ignore_eos": ignore_eos or None, "logprobs": logprobs,
     }  # fmt: skip
 
     def run() -> None:
         text = _prompt_text(prompt)
+        turns = _turns(text, system, raw)
         SamplingSettings().override(**sampling)  # a wrong value is told before gigabytes are read
         with _open_pipeline(model, load_config(flags, file=config), quiet=as_json) as pipe:
-            answer = pipe.stream(_turns(text, system, raw), raw=raw, **sampling)
+            answer = pipe.stream(turns, raw=raw, **sampling)
             if as_json:
                 plain = sys.stdout.encoding.lower() != "utf-8"
                 print(json.dumps(completion_json(answer.completion, pipe), ensure_ascii=plain), flush=True)
@@ -108,13 +111,15 @@ def completion_json(completion: "Completion", pipe: "Pipeline") -> dict[str, Any
         "finish_reason": completion.finish_reason.value,
         "timings": asdict(completion.timings),
         "prompt_token_ids": list(completion.prompt_token_ids),
-        "config": {choice.name: choice.value for choice in pipe.config.choices},
+        "config": {name: value for name, value in asdict(pipe.config).items() if name != "choices"},
         "memory": [asdict(row) for row in pipe.memory],
         "experts": counters and asdict(counters),
     }
 
 
 def _prompt_text(prompt: str) -> str:
+    if prompt == "-" and sys.stdin is None:
+        raise InputError("there is no stdin to read the prompt from", fix='give it with -p "..."')
     try:
         text = sys.stdin.read() if prompt == "-" else prompt
         text.encode()

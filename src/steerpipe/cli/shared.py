@@ -5,7 +5,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -30,9 +30,28 @@ def guarded(run: Callable[[], None], debug: bool) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
-    except BrokenPipeError:  # the reader has left; Python's own last flush must not find that out again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader has left
+        _silence_stdout()
         raise SystemExit(0) from None
+    except OSError as problem:  # of files that we read there are errors of our own; this is the output
+        _silence_stdout()
+        _fail(f"{problem.strerror or problem}", "check where the output goes, and the room there", debug)
+    except (MemoryError, RuntimeError) as problem:
+        if isinstance(problem, RuntimeError) and "alloc" not in str(problem) and "out of memory" not in str(problem):
+            raise
+        _fail("there is not enough memory", "give the experts less (--fast-memory), or lower --max-context", debug)
+
+
+def _fail(what: str, fix: str, debug: bool) -> NoReturn:
+    if debug:
+        traceback.print_exc()
+    print(f"error: {what}\n  fix: {fix}", file=sys.stderr)
+    raise SystemExit(1)
+
+
+def _silence_stdout() -> None:
+    """Python's own last flush must not find out again that nobody reads."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from steerpipe.core.errors import ConfigError
+from steerpipe.core.geometry import CELL_ROWS
 from steerpipe.core.units import parse_bytes
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 Device = Literal["auto", "cpu", "cuda"]
 Policy = Literal["lru", "lfru"]
 
-CELL_ROWS = 16  # rows of a prefill cell: chunks are whole cells, or a token's bits would depend on the chunking
 
 PREFIX = "STEERPIPE_"
 # Kubernetes sets these in every pod beside a service that is called steerpipe; they are not ours.
@@ -71,11 +71,13 @@ def _one_of(*choices: str) -> _Rule:
     return _Rule("one of " + ", ".join(choices), lambda value: isinstance(value, str) and value in choices)
 
 
-def _count(unit: int = 1) -> _Rule:
+def _count(unit: int = 1, most: int | None = None) -> _Rule:
     def holds(value: object) -> bool:  # True is an int to Python, but nobody means 1 by it
-        return isinstance(value, int) and not isinstance(value, bool) and value >= unit and value % unit == 0
+        whole = isinstance(value, int) and not isinstance(value, bool) and value >= unit and value % unit == 0
+        return whole and (most is None or value <= most)  # type: ignore[operator]
 
     expected = "an integer, 1 or more" if unit == 1 else f"a positive multiple of {unit}"
+    expected = f"an integer from 1 to {most}" if most else expected
     return _Rule(expected, holds, lambda text: int(text) if re.fullmatch(r"\d+", text) else text)
 
 
@@ -99,7 +101,7 @@ def _is_share_or_amount(value: object) -> bool:
 _RULES: dict[str, _Rule] = {
     "dtype": _one_of("auto", "float32", "bfloat16"),
     "device": _one_of("auto", "cpu", "cuda"),
-    "threads": _count(),
+    "threads": _count(most=256),  # torch crashes when the system refuses it a thread
     "max_context": _count(),
     "prefill_chunk": _count(CELL_ROWS),
     "kv_memory": _Rule('an amount of bytes as text, such as "512MiB"', _is_amount),

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from steerpipe.core.config import CELL_ROWS, EngineConfig
+from steerpipe.core.config import EngineConfig
 from steerpipe.core.errors import CapacityError, ConfigError
+from steerpipe.core.geometry import KV_BLOCK_TOKENS
 from steerpipe.core.units import format_bytes, parse_bytes
 
 # Elements. A 16-row product with so many took 112 us on one core and 77 us on two, but 16 ms where one of the two was
@@ -48,7 +49,8 @@ class ResolvedConfig:
     threads: int
     max_context: int
     prefill_chunk: int
-    kv_memory_bytes: int
+    kv_memory_bytes: int  # whole blocks
+    kv_blocks: int
     max_batch: int
     choices: tuple[Choice, ...]
 
@@ -58,27 +60,28 @@ def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
     device, device_reason = _device(config, facts)
     dtype, dtype_reason = _dtype(config, facts, device)
     threads, threads_reason = _threads(config, facts)
-    token_bytes = facts.kv_elements_per_token * ITEM_BYTES[dtype]
-    kv_limit, kv_limit_reason = _kv_limit(config, facts, device, dtype)
-    context, context_reason = _context(config, facts, kv_limit // token_bytes)
-    kv_bytes, kv_reason = kv_limit, kv_limit_reason
-    if config.kv_memory is None and config.max_batch * context * token_bytes < kv_limit:
-        kv_bytes = config.max_batch * context * token_bytes
-        kv_reason = f"holds {config.max_batch} sequences of {context} tokens"
+    block_bytes = facts.kv_elements_per_token * ITEM_BYTES[dtype] * KV_BLOCK_TOKENS
+    kv_limit, kv_reason = _kv_limit(config, facts, device, dtype)
+    blocks = kv_limit // block_bytes
+    context, context_reason = _context(config, facts, blocks * KV_BLOCK_TOKENS, block_bytes)
+    wanted = config.max_batch * -(-context // KV_BLOCK_TOKENS)
+    if config.kv_memory is None and wanted <= blocks:
+        blocks, kv_reason = wanted, f"holds {config.max_batch} sequences of {context} tokens"
     return ResolvedConfig(
         dtype=dtype,
         device=device,
         threads=threads,
         max_context=context,
         prefill_chunk=config.prefill_chunk,
-        kv_memory_bytes=kv_bytes,
+        kv_memory_bytes=blocks * block_bytes,
+        kv_blocks=blocks,
         max_batch=config.max_batch,
         choices=(
             Choice("device", device, device_reason),
             Choice("dtype", dtype, dtype_reason),
             Choice("threads", str(threads), threads_reason),
             Choice("max_context", str(context), context_reason),
-            Choice("kv_memory", format_bytes(kv_bytes), kv_reason),
+            Choice("kv_memory", format_bytes(blocks * block_bytes), kv_reason),
         ),
     )
 
@@ -129,7 +132,7 @@ def _kv_limit(config: EngineConfig, facts: Facts, device: str, dtype: str) -> tu
     return max(0, left // 8), "an eighth of the memory that experts and keys and values share"
 
 
-def _context(config: EngineConfig, facts: Facts, tokens_that_fit: int) -> tuple[int, str]:
+def _context(config: EngineConfig, facts: Facts, tokens_that_fit: int, block_bytes: int) -> tuple[int, str]:
     wanted = facts.model_context if config.max_context is None else config.max_context
     if wanted > facts.model_context:
         raise ConfigError(
@@ -138,10 +141,10 @@ def _context(config: EngineConfig, facts: Facts, tokens_that_fit: int) -> tuple[
         )
     if wanted <= tokens_that_fit:
         return wanted, "the model's own limit" if config.max_context is None else "as set"
-    whole_cells = tokens_that_fit // CELL_ROWS * CELL_ROWS
-    if config.max_context is not None or whole_cells == 0:
+    if config.max_context is not None or tokens_that_fit == 0:
         raise CapacityError(
-            f"the KV cache has room for {tokens_that_fit} tokens; one sequence of {wanted} is wanted",
+            f"the KV cache has room for {tokens_that_fit} tokens; one sequence of {wanted} is wanted "
+            f"({KV_BLOCK_TOKENS} tokens take {format_bytes(block_bytes)})",
             fix="raise kv_memory, lower max_context, or free memory",
         )
-    return whole_cells, f"what the KV cache holds; the model's own limit is {facts.model_context}"
+    return tokens_that_fit, f"what the KV cache holds; the model's own limit is {facts.model_context}"

@@ -2,7 +2,10 @@
 
 import difflib
 import math
+import operator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
+from numbers import Real
 from typing import Any
 
 from steerpipe.core.errors import RequestError
@@ -12,7 +15,8 @@ from steerpipe.core.errors import RequestError
 class SamplingSettings:
     """Order of application: penalties, temperature, top-k, top-p, min-p. `temperature=0` is greedy.
 
-    The defaults change nothing: plain sampling from the model's own distribution.
+    The defaults change nothing: plain sampling from the model's own distribution. Every value is checked on creation
+    and put into the form of its annotation: one stop string becomes a tuple of one, a whole number a float.
     """
 
     temperature: float = 1.0
@@ -30,27 +34,10 @@ class SamplingSettings:
     logprobs: int | None = None  # None: off; 0: the chosen token only; n: and the n likeliest
 
     def __post_init__(self) -> None:
-        checks = (
-            ("temperature", math.isfinite(self.temperature) and self.temperature >= 0, "a finite number, 0 or more"),
-            ("top_k", self.top_k >= 0, "0 (off) or more"),
-            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
-            ("min_p", 0 <= self.min_p <= 1, "between 0 and 1"),
-            (
-                "repetition_penalty",
-                math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0,
-                "a finite number above 0",
-            ),
-            ("presence_penalty", -2 <= self.presence_penalty <= 2, "between -2 and 2"),
-            ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "between -2 and 2"),
-            ("seed", self.seed is None or 0 <= self.seed < 2**64, "between 0 and 2**64 - 1"),
-            ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "1 or more"),
-            ("stop", all(self.stop), "without empty strings"),
-            ("stop_token_ids", all(i >= 0 for i in self.stop_token_ids), "token ids, 0 or more"),
-            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 20, "between 0 and 20"),
-        )
-        for name, holds, must_be in checks:
-            if not holds:
-                raise RequestError(f"{name} is {getattr(self, name)!r}", fix=f"{name} must be {must_be}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not (value is None and field.default is None):
+                object.__setattr__(self, field.name, _RULES[field.name].read(field.name, value))
 
     def override(self, **given: Any) -> "SamplingSettings":
         """These settings with every given value that is not None put in its place."""
@@ -60,3 +47,81 @@ class SamplingSettings:
             hint = f"did you mean {near[0]}? " if near else ""
             raise RequestError(f"{name} is not a sampling setting", fix=f"{hint}the settings are {', '.join(known)}")
         return replace(self, **{name: value for name, value in given.items() if value is not None})
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """What a value must be. `convert` raises TypeError, ValueError or OverflowError for what is of another kind."""
+
+    expected: str
+    convert: Callable[[Any], Any]
+    holds: Callable[[Any], bool] = lambda _: True
+
+    def read(self, name: str, value: object) -> object:
+        try:
+            converted = self.convert(value)
+            if self.holds(converted):
+                return converted
+        except (TypeError, ValueError, OverflowError):  # overflow: an integer that no float holds
+            pass
+        raise RequestError(f"{name} is {value!r} ({type(value).__name__})", fix=f"{name} must be {self.expected}")
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):  # numpy's scalars are Real; text is not
+        raise TypeError
+    return float(value)
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool):  # True is an int to Python, but nobody means 1 by it
+        raise TypeError
+    return operator.index(value)
+
+
+def _switch(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(_text(item) for item in ([value] if isinstance(value, str) else _items(value)))
+
+
+def _token_ids(value: Any) -> tuple[int, ...]:
+    return tuple(_whole(item) for item in _items(value))
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, str | bytes | dict):  # they can be iterated over, but are not lists
+        raise TypeError
+    return iter(value)
+
+
+def _penalty() -> _Rule:
+    return _Rule("a number between -2 and 2", _number, lambda v: -2 <= v <= 2)
+
+
+_RULES: dict[str, _Rule] = {
+    "temperature": _Rule("a finite number, 0 or more", _number, lambda v: math.isfinite(v) and v >= 0),
+    "top_k": _Rule("a whole number, 0 (off) or more", _whole, lambda v: v >= 0),
+    "top_p": _Rule("a number above 0 and at most 1", _number, lambda v: 0 < v <= 1),
+    "min_p": _Rule("a number between 0 and 1", _number, lambda v: 0 <= v <= 1),
+    "repetition_penalty": _Rule("a finite number above 0", _number, lambda v: math.isfinite(v) and v > 0),
+    "presence_penalty": _penalty(),
+    "frequency_penalty": _penalty(),
+    "seed": _Rule("a whole number between 0 and 2**64 - 1", _whole, lambda v: 0 <= v < 2**64),
+    "max_tokens": _Rule("a whole number, 1 or more", _whole, lambda v: v >= 1),
+    "stop": _Rule("a string or a list of strings, none of them empty", _texts),
+    "stop_token_ids": _Rule("a list of token ids, 0 or more each", _token_ids, lambda v: all(i >= 0 for i in v)),
+    "ignore_eos": _Rule("True or False", _switch),
+    "logprobs": _Rule("a whole number between 0 and 20", _whole, lambda v: 0 <= v <= 20),
+}
+assert _RULES.keys() == {f.name for f in fields(SamplingSettings)}, "every setting has one rule"

@@ -2,7 +2,9 @@
 
 import itertools
 import time
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -31,6 +33,18 @@ class _Records:
 
     def observe(self, record: RoutingRecord) -> None:
         self.held.append(record)
+
+
+@contextmanager
+def _undone_on_error(*sequences: Sequence) -> Iterator[None]:
+    """Whatever ends a step early, an interrupt too, leaves the KV as it was: the step can then be run again."""
+    before = [sequence.kv.length for sequence in sequences]
+    try:
+        yield
+    except BaseException:
+        for sequence, length in zip(sequences, before, strict=True):
+            sequence.kv.truncate(length)
+        raise
 
 
 class Engine:
@@ -110,29 +124,32 @@ class Engine:
         """The finished answer, once. It is kept until somebody takes it."""
         return self._finished.pop(sequence_id)
 
+    def discard(self, sequence_id: SequenceId) -> None:
+        """Ends a sequence, wherever it is, and keeps nothing of it."""
+        self.cancel(sequence_id)
+        self._finished.pop(sequence_id, None)
+
     def check_integrity(self) -> None:
         """When idle, nothing may be held."""
         assert not self.idle or self._pool.live_blocks == 0, f"{self._pool.live_blocks} KV blocks leaked"
 
     def _prefill(self, step: PrefillStep) -> list[Event]:
-        sequence, before = step.sequence, step.sequence.kv.length
+        sequence = step.sequence
         sequence.started = sequence.started or time.perf_counter()
         try:
-            rows = prefill_rows(sequence.id, sequence.kv, step.tokens, self._decoder.device, last=step.last)
-            wanted = [len(step.tokens) - 1] if step.last else []
-            logits = self._forward(rows, wanted)
-            return [self._settle(sequence, sample_row(logits[0], sequence.sampling_context()))] if step.last else []
+            with _undone_on_error(sequence):
+                rows = prefill_rows(sequence.id, sequence.kv, step.tokens, self._decoder.device, last=step.last)
+                logits = self._forward(rows, [len(step.tokens) - 1] if step.last else [])
+                sampled = sample_row(logits[0], sequence.sampling_context()) if step.last else None
         except SteerpipeError as error:
-            sequence.kv.truncate(before)
             return [self._fail(sequence, error)]
+        return [self._settle(sequence, sampled)] if sampled is not None else []
 
     def _decode(self, step: DecodeStep) -> list[Event]:
-        before = [sequence.kv.length for sequence in step.sequences]
         try:
-            sampled = self._decode_together(step)
+            with _undone_on_error(*step.sequences):
+                sampled = self._decode_together(step)
         except SteerpipeError as error:
-            for sequence, length in zip(step.sequences, before, strict=True):
-                sequence.kv.truncate(length)
             if len(step.sequences) == 1:
                 return [self._fail(step.sequences[0], error)]
             # somebody's experts or numbers are at fault: alone, each gets its own bits or its own error
@@ -184,6 +201,9 @@ class Engine:
             raise RequestError(
                 f"token id {strange} is not in the vocabulary of {vocab}", fix="tokenise with this model"
             )
+        unknown = next((i for i in request.settings.stop_token_ids if i >= vocab), None)
+        if unknown is not None:
+            raise RequestError(f"stop token {unknown} is not in the vocabulary of {vocab}", fix="leave it out")
         room = self._max_context - len(prompt)
         if room < 1:
             raise RequestError(

@@ -81,7 +81,7 @@ class Sequence:
                 prompt_n=len(self.request.prompt_ids),
                 prompt_ms=(self.prefilled - self.started) * 1e3 if self.answer else 0.0,
                 predicted_n=len(self.answer),
-                predicted_ms=(answered - self.prefilled) * 1e3,
+                predicted_ms=(answered - self.prefilled) * 1e3 if self.answer else 0.0,
             ),
             prompt_token_ids=self.request.prompt_ids,
             logprobs=tuple(self.logprobs),

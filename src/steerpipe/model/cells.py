@@ -8,12 +8,13 @@ tests and `steerpipe doctor` measure that on the machine at hand (ADR 0004).
 """
 
 from collections.abc import Callable
-from typing import Final
 
 import torch
 from torch import Tensor
 
-CELL: Final = 16  # rows
+from steerpipe.core.geometry import CELL_ROWS
+
+CELL = CELL_ROWS
 
 
 def padded(rows: int) -> int:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from steerpipe.core.errors import CapacityError
+from steerpipe.core.geometry import KV_BLOCK_TOKENS
 from steerpipe.model.spec import ModelSpec
 
-BLOCK = 128  # positions; a multiple of the 16-row cell, so a cell never straddles two blocks
+BLOCK = KV_BLOCK_TOKENS
 
 
 @dataclass(slots=True, eq=False)
@@ -43,10 +44,6 @@ class KvPool:
     @property
     def live_blocks(self) -> int:
         return self._live
-
-    @property
-    def free_tokens(self) -> int:
-        return (self.capacity_blocks - self._live) * BLOCK
 
     def sequence(self) -> "KvSequence":
         return KvSequence(self)

@@ -1,7 +1,10 @@
 """Answers that come token by token, several at once from one engine."""
 
+import weakref
 from collections import deque
 from collections.abc import Iterator
+
+import torch
 
 from steerpipe.core.errors import SteerpipeError
 from steerpipe.core.events import Completion, SequenceFailed, TokenEvent
@@ -11,37 +14,52 @@ from steerpipe.engine.request import Request
 
 
 class AnswerDesk:
-    """Steps the engine for whoever waits, and keeps every event for the answer it belongs to. One thread."""
+    """Steps the engine for whoever waits, and keeps every event for the answer it belongs to. One thread.
 
-    def __init__(self, engine: Engine) -> None:
+    `threads` is torch's, which belong to the process: they are set before a step where another engine changed them.
+    """
+
+    def __init__(self, engine: Engine, threads: int) -> None:
         self.engine = engine
+        self._threads = threads
         self._waiting: dict[SequenceId, deque[Event]] = {}
+        self._answers: weakref.WeakValueDictionary[SequenceId, Answer] = weakref.WeakValueDictionary()
 
     def submit(self, request: Request) -> "Answer":
         """Raises RequestError if the request could never run."""
         sequence_id = self.engine.submit(request)
         self._waiting[sequence_id] = deque()
-        return Answer(self, sequence_id)
+        answer = self._answers[sequence_id] = Answer(self, sequence_id)
+        weakref.finalize(answer, self.forget, sequence_id).atexit = False  # an answer that nobody holds is not computed
+        return answer
 
     def next_event(self, sequence_id: SequenceId) -> Event | None:
         """The next event of one sequence; steps the engine until there is one. None when it has ended."""
         while not self._waiting[sequence_id]:
             if not self.engine.runs(sequence_id):
                 return None
+            if torch.get_num_threads() != self._threads:
+                torch.set_num_threads(self._threads)
             for event in self.engine.step():
                 if event.sequence in self._waiting:
                     self._waiting[event.sequence].append(event)
         return self._waiting[sequence_id].popleft()
 
     def close_all(self) -> None:
-        """Ends every answer that still runs."""
-        for sequence_id in list(self._waiting):
-            self.close(sequence_id)
+        """Ends every answer that still runs; each keeps what it had."""
+        for answer in list(self._answers.values()):
+            answer.cancel()
         self.engine.check_integrity()
 
-    def close(self, sequence_id: SequenceId) -> None:
-        """Ends a sequence, if it still runs, and forgets its events."""
+    def take_outcome(self, sequence_id: SequenceId) -> Completion:
+        """Ends a sequence, if it still runs; what it came to, once."""
         self.engine.cancel(sequence_id)
+        self._waiting.pop(sequence_id, None)
+        return self.engine.take_completion(sequence_id)
+
+    def forget(self, sequence_id: SequenceId) -> None:
+        """Ends a sequence whose answer is not wanted any more and leaves nothing of it behind."""
+        self.engine.discard(sequence_id)
         self._waiting.pop(sequence_id, None)
 
 
@@ -75,6 +93,5 @@ class Answer:
 
     def cancel(self) -> None:
         """Ends the answer where it stands. Nothing happens to one that has ended."""
-        self._desk.close(self._id)
         if self._outcome is None:
-            self._outcome = self._desk.engine.take_completion(self._id)
+            self._outcome = self._desk.take_outcome(self._id)

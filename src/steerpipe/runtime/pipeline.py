@@ -7,6 +7,7 @@ with Pipeline("path/to/model") as pipe:
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,10 +21,10 @@ from steerpipe.core.resolve import Facts, ResolvedConfig, resolve
 from steerpipe.core.sampling import SamplingSettings
 from steerpipe.engine.engine import Engine
 from steerpipe.engine.request import Request
-from steerpipe.engine.tokenizer import ChatMessage, TextCodec
+from steerpipe.engine.tokenizer import TextCodec
 from steerpipe.model.checkpoint import read_folder_spec
 from steerpipe.model.decoder import Decoder
-from steerpipe.model.kv_cache import BLOCK, KvPool
+from steerpipe.model.kv_cache import KvPool
 from steerpipe.model.weights import build_weights
 from steerpipe.runtime.answer import Answer, AnswerDesk
 from steerpipe.runtime.experts import expert_facts, open_experts, settle_budget
@@ -32,19 +33,28 @@ from steerpipe.runtime.generation import GenerationDefaults, read_defaults
 from steerpipe.runtime.memory import memory_rows
 from steerpipe.runtime.models import find_model, open_model
 from steerpipe.runtime.profiles import ProfileKeeper
+from steerpipe.runtime.prompts import Prompt, encode_prompt, is_chat
 from steerpipe.transfer.counters import LadderCounters
 from steerpipe.transfer.source import LadderSource
 
-Prompt = str | Sequence[int] | Sequence[ChatMessage]
 Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Working:
+    """What an open pipeline holds and a closed one does not."""
+
+    desk: AnswerDesk
+    experts: ExpertSource
+    profile: ProfileKeeper | None
 
 
 class Pipeline:
     """A loaded model. Not thread-safe; `close` (or the end of a `with`) gives its memory back.
 
-    A prompt is text, a list of ChatMessage, or token ids. Text goes through the chat template as one user turn where
-    the model has a template; `raw=True` continues it as it is. Sampling keywords are those of SamplingSettings; what
-    is not given comes from the model's generation_config.json.
+    A prompt is text, token ids, or a list of chat messages (ChatMessage, or {"role": …, "content": …}). Text goes
+    through the chat template as one user turn where the model has one; `raw=True` continues it as it is. Sampling
+    keywords are those of SamplingSettings; what is not given comes from the model's generation_config.json.
     """
 
     def __init__(
@@ -68,11 +78,7 @@ class Pipeline:
         self.config: ResolvedConfig = resolve(config, facts)
         self._pack = open_model(self.folder, cache_folder(config), progress)
         self._budget(config, facts)
-        self._build(config.policy, sink, progress)
-        self._profile: ProfileKeeper | None = None
-        if config.profile and isinstance(self.experts, LadderSource):
-            self._profile = ProfileKeeper(self.experts, cache_folder(config))
-            self._profile.warm(self.budget.slots)
+        self._parts: _Working | None = self._build(config, sink, progress)
 
     def _budget(self, config: EngineConfig, facts: Facts) -> None:
         """Settles how many experts lie where, before any of them is loaded."""
@@ -82,22 +88,25 @@ class Pipeline:
         self.budget = settle_budget(self._pack, config, dtype, self.config.device, left)
         self.memory = memory_rows(self.config, facts, self.budget, expert_facts(self._pack, dtype))
 
-    def _build(self, policy: str, sink: RoutingSink | None, progress: Progress | None) -> None:
+    def _build(self, config: EngineConfig, sink: RoutingSink | None, progress: Progress | None) -> _Working:
         torch.set_num_threads(self.config.threads)
         device, dtype = torch.device(self.config.device), getattr(torch, self.config.dtype)
         weights = build_weights(self.spec, self._pack.family.names, self._pack.read_dense(), dtype, device)
-        self.experts: ExpertSource = open_experts(self._pack, self.budget, policy, dtype, device, progress)
-        pool = KvPool(self.spec, dtype, device, capacity_blocks=0)
-        pool.capacity_blocks = max(1, self.config.kv_memory_bytes // pool.block_bytes)
+        pool = KvPool(self.spec, dtype, device, capacity_blocks=self.config.kv_blocks)
+        experts = open_experts(self._pack, self.budget, config.policy, dtype, device, progress)
         engine = Engine(
-            Decoder(self.spec, weights, device), self.experts, pool, self.codec,
+            Decoder(self.spec, weights, device), experts, pool, self.codec,
             end_tokens=self.defaults.end_tokens,
-            max_context=min(self.config.max_context, pool.capacity_blocks * BLOCK),
+            max_context=self.config.max_context,
             max_batch=self.config.max_batch,
             prefill_chunk=self.config.prefill_chunk,
             sink=sink,
         )  # fmt: skip
-        self._desk = AnswerDesk(engine)
+        profile = None
+        if config.profile and isinstance(experts, LadderSource):
+            profile = ProfileKeeper(experts, cache_folder(config))
+            profile.warm(self.budget.slots)
+        return _Working(AnswerDesk(engine, self.config.threads), experts, profile)
 
     def generate(self, prompt: Prompt, *, raw: bool = False, **sampling: Any) -> Completion:
         """One answer, complete."""
@@ -123,20 +132,11 @@ class Pipeline:
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> tuple[int, ...]:
         """The token ids that the model will see for a prompt."""
-        if isinstance(prompt, str):
-            if raw or not self.codec.has_chat_template:
-                return tuple(self.codec.encode(prompt, add_special=True))
-            return tuple(self.codec.apply_chat([ChatMessage("user", prompt)]))
-        if _is_chat(prompt):
-            return tuple(self.codec.apply_chat([turn for turn in prompt if isinstance(turn, ChatMessage)]))
-        ids = [i for i in prompt if isinstance(i, int)]
-        if len(ids) != len(prompt):
-            raise RequestError("the prompt mixes kinds", fix="give text, token ids, or chat messages")
-        return tuple(ids)
+        return encode_prompt(prompt, self.codec, raw=raw)
 
     def _request(self, prompt: Prompt, raw: bool, settings: SamplingSettings, batched: bool = False) -> Request:
-        chat = not raw and self.codec.has_chat_template if isinstance(prompt, str) else _is_chat(prompt)
-        return Request(self.encode(prompt, raw=raw), settings, batched=batched, continues=not chat)
+        ids = self.encode(prompt, raw=raw)
+        return Request(ids, settings, batched=batched, continues=not is_chat(prompt, self.codec, raw=raw))
 
     def settings(self, **sampling: Any) -> SamplingSettings:
         """The model's sampling defaults with the given values put in their place."""
@@ -146,21 +146,34 @@ class Pipeline:
         """What the memory ladder has done since the start; None where every expert is resident."""
         return self.experts.counters() if isinstance(self.experts, LadderSource) else None
 
+    @property
+    def experts(self) -> ExpertSource:
+        """Where the experts come from."""
+        return self._working.experts
+
+    @property
+    def _desk(self) -> AnswerDesk:
+        return self._working.desk
+
+    @property
+    def _working(self) -> _Working:
+        if self._parts is None:
+            raise RequestError("the pipeline is closed", fix="open a new one")
+        return self._parts
+
     def close(self) -> None:
-        """Ends what still runs and gives threads and files back. Twice is once."""
-        self._desk.close_all()
-        if self._profile is not None:
-            self._profile.keep()
-            self._profile = None
-        if isinstance(self.experts, LadderSource):
-            self.experts.close()
+        """Ends what still runs and gives memory, threads and files back. Twice is once."""
+        if self._parts is None:
+            return
+        parts, self._parts = self._parts, None
+        parts.desk.close_all()
+        if parts.profile is not None:
+            parts.profile.keep()
+        if isinstance(parts.experts, LadderSource):
+            parts.experts.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _is_chat(prompt: Sequence[int] | Sequence[ChatMessage]) -> bool:
-    return len(prompt) > 0 and all(isinstance(turn, ChatMessage) for turn in prompt)

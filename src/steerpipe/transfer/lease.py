@@ -21,12 +21,13 @@ class LadderLease:
     """
 
     def __init__(
-        self, ladder: Ladder, weights: Weights, layer: int, routed: Sequence[int], keep: Collection[int] | None,
-        leave: Callable[["LadderLease"], None],
+        self, ladder: Ladder, weights: Weights, of_layer: Sequence[ExpertId], routed: Sequence[int],
+        keep: Collection[int] | None, leave: Callable[[int, frozenset[int]], None],
     ) -> None:  # fmt: skip
-        self.layer = layer
+        """`of_layer`: all experts of the layer. `leave` is called at the end of a block without an error, locked."""
         self.routed = frozenset(routed)
-        assert len(self.routed) == len(routed), f"experts of layer {layer} leased twice at once: {sorted(routed)}"
+        assert len(self.routed) == len(routed), f"experts leased twice at once: {sorted(routed)}"
+        self._of_layer = of_layer
         self._ladder = ladder
         self._weights = weights
         self._keep = None if keep is None else frozenset(keep)
@@ -48,7 +49,7 @@ class LadderLease:
             self._wave, self._loading, self._wanted = [], {}, []
             self._ladder.changed.notify_all()
             if kind is None:
-                self._leave(self)
+                self._leave(self._of_layer[0].layer, self.routed)
 
     def waves(self) -> Iterator[Wave]:
         """Once. Waits between waves; raises TransferError if an expert cannot be had."""
@@ -70,7 +71,8 @@ class LadderLease:
         ladder.check_usable()
         tally.leases += 1
         tally.leased += len(self.routed)
-        for expert in sorted(ExpertId(self.layer, index) for index in self.routed):
+        for index in sorted(self.routed):
+            expert = self._of_layer[index]
             transient = self._transient(expert)
             if not transient:
                 table.touch(expert, ladder.now)

@@ -89,10 +89,10 @@ class LadderSource:
         self.experts = tuple(addresses)  # in the policy's numbering
         self._arena = SlotArena([each.layout for each in pack.manifest.classes], slots, dtype, device)
         self._ladder = Ladder(addresses, SlotTable(list(addresses), slots, chosen, limit), limit, chunk_bytes)
-        self._stream = LayerStream(
-            self._ladder, {layer: pack.spec.moe(layer).experts for layer in pack.spec.moe_layers}
-        )
+        self._of_layer = {layer: [e for e in addresses if e.layer == layer] for layer in pack.spec.moe_layers}
+        self._stream = LayerStream(self._ladder, self._of_layer)
         self._fetcher = Fetcher(pack, link, self._ladder)
+        self._first_layer = pack.spec.moe_layers[0]
         self._begun = time.perf_counter()
         reading = Readers(self._ladder, self._fetcher, pack, self._arena, dtype, device, readers)
         self._close = weakref.finalize(self, reading.close)  # also when the interpreter ends
@@ -120,12 +120,11 @@ class LadderSource:
 
     def lease(self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None) -> LadderLease:
         """See ExpertSource. Does not wait itself; its waves do."""
+        lease = LadderLease(self._ladder, self._weights, self._of_layer[layer], routed, keep, self._stream.leave)
         with self._ladder.lock:
-            if layer == self.pack.spec.moe_layers[0]:
+            if layer == self._first_layer:
                 self._ladder.now += 1
             self._ladder.expire(time.perf_counter())
-        lease = LadderLease(self._ladder, self._weights, layer, routed, keep, self._left)
-        with self._ladder.lock:
             self._stream.arrive(layer, lease.routed)
         return lease
 
@@ -217,9 +216,6 @@ class LadderSource:
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _left(self, lease: LadderLease) -> None:
-        self._stream.leave(lease.layer, lease.routed)
 
     def _weights(self, expert: ExpertId) -> ExpertWeights:
         return self._arena.weights(self._ladder.table.slot(expert), self.pack.layout(expert.layer))

@@ -6,7 +6,7 @@ Pure but for the ladder's queue; the caller holds its lock.
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from steerpipe.core.ids import ExpertId
 from steerpipe.store.residency import Residency
@@ -17,32 +17,31 @@ from steerpipe.transfer.queue import Reason
 class LayerStream:
     """Knows the MoE layers' order and how often each expert was used."""
 
-    def __init__(self, ladder: Ladder, experts_of: Mapping[int, int]) -> None:
-        """`experts_of`: experts of each MoE layer, in the order in which layers are computed."""
+    def __init__(self, ladder: Ladder, experts: Mapping[int, Sequence[ExpertId]]) -> None:
+        """`experts` of each MoE layer, in the order in which layers are computed."""
         self._ladder = ladder
-        self._experts_of = dict(experts_of)
-        layers = list(experts_of)
-        self._after = dict(itertools.pairwise(layers))
-        self._uses = {layer: [0] * count for layer, count in experts_of.items()}
+        self._experts = experts
+        self._after = dict(itertools.pairwise(experts))
+        self._uses = {layer: [0] * len(those) for layer, those in experts.items()}
 
     def arrive(self, layer: int, routed: frozenset[int]) -> None:
         """A lease of that layer begins: what was read ahead and is not wanted is cut."""
         for expert in routed:
             self._uses[layer][expert] += 1
-        wanted = {ExpertId(layer, expert) for expert in routed}
-        self._ladder.withdraw(self._ladder.ahead - wanted, Reason.PREFETCH)
+        if self._ladder.ahead:
+            wanted = {ExpertId(layer, expert) for expert in routed}
+            self._ladder.withdraw(self._ladder.ahead - wanted, Reason.PREFETCH)
 
     def leave(self, layer: int, routed: frozenset[int]) -> None:
         """A lease of that layer ends: reads ahead, the most frequent first, as far as transient slots go."""
         following = self._after.get(layer)
-        if following is None or 2 * len(routed) < self._experts_of[layer]:
+        if following is None or 2 * len(routed) < len(self._experts[layer]):
             return
         ladder = self._ladder
-        by_use = sorted(range(self._experts_of[following]), key=lambda index: -self._uses[following][index])
-        absent = (e for e in (ExpertId(following, i) for i in by_use) if ladder.table.state(e) is Residency.ABSENT)
         room = ladder.transient_limit - ladder.table.transients
-        chosen = [expert for _, expert in zip(range(room), absent, strict=False)]
-        for expert in sorted(chosen, key=lambda expert: ladder.addresses[expert].offset):
+        absent = [each for each in self._experts[following] if ladder.table.state(each) is Residency.ABSENT]
+        chosen = sorted(absent, key=lambda each: -self._uses[following][each.expert])[: max(0, room)]
+        for expert in sorted(chosen, key=lambda each: ladder.addresses[each].offset):
             if not ladder.guess(expert, Reason.PREFETCH, math.inf, transient=True):
                 return
             ladder.ahead.add(expert)

@@ -21,9 +21,13 @@ def take_visit(
     visit: list[Chunk] = []
     room, reason = chunk_bytes, queue.next_reason()
     while room and queue.next_reason() is reason and (chunk := queue.take(min(chunk_bytes, room))):
-        visit.append(chunk)
-        if len(visit) > 1 and not _follows(visit[-2], chunk, addresses):
-            break
+        before = visit[-1] if visit else None
+        if before is not None and before.expert == chunk.expert and before.offset + before.length == chunk.offset:
+            visit[-1] = chunk = Chunk(chunk.expert, before.offset, before.length + chunk.length)
+        else:
+            visit.append(chunk)
+            if before is not None and not _follows(before, chunk, addresses):
+                break
         room = _room(visit, addresses, chunk_bytes, demanded=reason is Reason.DEMAND)
     return visit
 
