@@ -110,9 +110,7 @@ def measure(pack: Path, tokens: int) -> dict[str, Any]:
     _, _, misses = live(pack, tokens // 2, fast_memory="0.01%")
     miss = misses.stall_seconds / misses.misses
     layer = resident / len(layers) - moe.top_k * one_expert
-    print(
-        f"resident {resident * 1e3:.2f} ms per token · one expert {one_expert * 1e6:.0f} us · one miss {miss * 1e6:.0f} us"
-    )
+    print(f"resident {resident * 1e3:.2f} ms · one expert {one_expert * 1e6:.0f} us · one miss {miss * 1e6:.0f} us")
     rows = []
     for share, pace in POINTS:
         spent, recorder, counted = live(pack, tokens, fast_memory=share, pace=pace)
@@ -128,7 +126,7 @@ def measure(pack: Path, tokens: int) -> dict[str, Any]:
         rows.append({"share": share, "pace": pace, "live_ms": spent * 1e3, "replay_ms": predicted * 1e3, "hit": hit})
         error = predicted / spent - 1
         print(
-            f"{share:>6} {pace or 'unpaced':>8}  live {spent * 1e3:7.2f}  replay {predicted * 1e3:7.2f} ms  {error:+.1%}"
+            f"{share:>6} {pace or 'unpaced':>8}  live {spent * 1e3:7.2f}  replay {predicted * 1e3:7.2f}  {error:+.1%}"
         )
     return {"resident_ms": resident * 1e3, "expert_us": one_expert * 1e6, "miss_us": miss * 1e6, "points": rows}
 

@@ -85,6 +85,17 @@ def test_rendering_shows_every_finding_and_its_fix() -> None:
         assert piece in text
 
 
+def test_what_is_too_long_for_a_line_stays_under_its_beginning() -> None:
+    finding = Finding(Level.WARNING, "what is wrong " * 12, fix="what to do " * 12)
+    console = Console(width=60, record=True, file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    console.print(render(DoctorReport((Section("cpu", (), (finding,)),), took_seconds=0.0)))
+    console.file.close()
+    first, *rest = [line.rstrip() for line in console.export_text().splitlines() if "what" in line]
+    assert first.startswith("  warning what is wrong")
+    assert len(rest) >= 5
+    assert all(line.startswith(" " * 10) and line[10] != " " for line in rest)
+
+
 def test_a_finding_without_a_fix_cannot_be_made() -> None:
     with pytest.raises(AssertionError, match="no fix"):
         Finding(Level.NOTE, "something is odd")
@@ -260,6 +271,24 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: py
     assert Fact("measured folder", str(tmp_path)) in section.facts
     assert section.findings[-1].level is Level.WARNING
     assert "Permission denied" in section.findings[-1].what
+
+
+def test_the_disk_that_experts_are_read_from_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[Path] = []
+
+    def measure(folder: Path) -> disk.ReadRate:
+        measured.append(folder)
+        return disk.ReadRate(3.0, True, "")
+
+    monkeypatch.setattr(disk, "measure_read", measure)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    (tmp_path / "user" / "steerpipe").mkdir(parents=True)
+    assert Fact("measured folder", str(tmp_path / "user" / "steerpipe")) in disk.examine_disk().facts
+    (tmp_path / "set").mkdir()
+    monkeypatch.setenv("STEERPIPE_CACHE_DIR", str(tmp_path / "set"))
+    disk.examine_disk()
+    assert measured == [tmp_path / "user" / "steerpipe", tmp_path / "set"]
+    assert "STEERPIPE_CACHE_DIR" in disk.judge_space(0).fix
 
 
 def test_space_and_speed_are_judged() -> None:

@@ -2,7 +2,7 @@
 
 import tempfile
 import warnings
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from steerpipe.doctor.cpu import model_name
 from steerpipe.runtime.pipeline import Pipeline
 from steerpipe.tiny import FAMILIES, write_tiny
 
 _PROMPT = "The experts that a token needs are known only when it is there; or are they?"
 _NEW_TOKENS = 64
+_THREADS = 1
+_MOST_DIFFERENCE = 1e-3  # of log probabilities; fp32 gives 2e-5 at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +30,44 @@ class FamilyCheck:
     chunking_changes_bits: bool
     tokens_per_second: float
 
+    @property
+    def differs(self) -> bool:
+        """Whether anything is not as it must be. NaN differs from everything."""
+        alike = self.same_tokens == _NEW_TOKENS and self.greatest_difference <= _MOST_DIFFERENCE
+        return self.chunking_changes_bits or not alike
+
+
+@dataclass(frozen=True, slots=True)
+class DemoReport:
+    """All families, and the machine that the speeds are of."""
+
+    machine: str
+    threads: int
+    families: tuple[FamilyCheck, ...]
+
+    @property
+    def differing(self) -> list[str]:
+        return [check.family for check in self.families if check.differs]
+
+    @property
+    def verdict(self) -> str:
+        """One line."""
+        if self.differing:
+            return f"DIFFERENT: {', '.join(self.differing)}. Trust no answer here; `steerpipe doctor` may say why."
+        return f"All {len(self.families)} families compute what transformers computes; chunks change no bit."
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "differing": self.differing}
+
 
 def check_family(family: str, folder: Path) -> FamilyCheck:
     """Writes a tiny checkpoint, continues a prompt with both implementations, and compares."""
     write_tiny(family, folder)
-    with Pipeline(folder, dtype="float32", threads=1, cache_dir=str(folder.parent)) as pipe:
+    with Pipeline(folder, dtype="float32", threads=_THREADS, cache_dir=str(folder.parent)) as pipe:
         ids = pipe.encode(_PROMPT, raw=True)
         options: dict[str, Any] = {"temperature": 0.0, "max_tokens": _NEW_TOKENS, "ignore_eos": True, "logprobs": 0}
         ours = pipe.generate(ids, **options)
-    with Pipeline(folder, dtype="float32", threads=1, prefill_chunk=16, cache_dir=str(folder.parent)) as pipe:
+    with Pipeline(folder, dtype="float32", threads=_THREADS, prefill_chunk=16, cache_dir=str(folder.parent)) as pipe:
         chunked = pipe.generate(ids, **options)
     expected_ids, expected_logprobs = _transformers(folder, ids)
     differences = [abs(ours.logprobs[i].logprob - expected_logprobs[i]) for i in range(_NEW_TOKENS)]
@@ -44,7 +76,7 @@ def check_family(family: str, folder: Path) -> FamilyCheck:
         greatest_difference=max(differences),
         same_tokens=sum(a == b for a, b in zip(ours.token_ids, expected_ids, strict=True)),
         chunking_changes_bits=ours.logprobs != chunked.logprobs,
-        tokens_per_second=ours.timings.predicted_n / ours.timings.predicted_ms * 1e3,
+        tokens_per_second=(ours.timings.predicted_n - 1) / ours.timings.predicted_ms * 1e3,  # the first is the prompt's
     )
 
 
@@ -65,24 +97,35 @@ def _transformers(folder: Path, prompt: tuple[int, ...]) -> tuple[list[int], lis
     return ids, [float(logprobs[i, token]) for i, token in enumerate(ids)]
 
 
-def run_demo(console: Console) -> list[FamilyCheck]:
-    """All families, as a table. Takes some seconds."""
-    table = Table(title=f"steerpipe against transformers, fp32, {_NEW_TOKENS} greedy tokens, tiny random models")
-    for name in ("family", "greatest difference of log p", "same tokens", "prompt in chunks of 16", "tokens/s"):
-        table.add_column(name, justify="left" if name == "family" else "right")
+def run_demo(console: Console) -> DemoReport:
+    """All families, as a table with a verdict under it. Takes some seconds."""
     checks = []
     with tempfile.TemporaryDirectory() as scratch, console.status("writing and comparing tiny checkpoints"):
         for family in FAMILIES:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                check = check_family(family, Path(scratch) / family)
-            checks.append(check)
-            table.add_row(
-                check.family,
-                f"{check.greatest_difference:.1e}",
-                f"{check.same_tokens} of {_NEW_TOKENS}",
-                "other bits" if check.chunking_changes_bits else "same bits",
-                f"{check.tokens_per_second:.0f}",
-            )
-    console.print(table)
-    return checks
+                checks.append(check_family(family, Path(scratch) / family))
+    report = DemoReport(model_name(), _THREADS, tuple(checks))
+    console.print(_table(report))
+    console.print(report.verdict, style="bold red" if report.differing else "green", soft_wrap=True, highlight=False)
+    return report
+
+
+def _table(report: DemoReport) -> Table:
+    threads = f"{report.threads} thread{'s' if report.threads > 1 else ''}"
+    table = Table(
+        title=f"steerpipe against transformers, fp32, {_NEW_TOKENS} greedy tokens, tiny random models",
+        caption=f"tokens/s on {report.machine}, {threads}",
+    )
+    for name in ("family", "greatest difference of log p", "same tokens", "prompt in chunks of 16", "tokens/s"):
+        table.add_column(name, justify="left" if name == "family" else "right")
+    for check in report.families:
+        table.add_row(
+            check.family,
+            f"{check.greatest_difference:.1e}",
+            f"{check.same_tokens} of {_NEW_TOKENS}",
+            "other bits" if check.chunking_changes_bits else "same bits",
+            f"{check.tokens_per_second:.0f}",
+            style="bold red" if check.differs else "",
+        )
+    return table

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from steerpipe.core.errors import UnsupportedConfigError
 from steerpipe.model.checkpoint import read_spec
@@ -63,6 +64,13 @@ def spec_of(config: dict[str, Any]) -> ModelSpec:
 def tensors_of(config: dict[str, Any]) -> tuple[dict[str, Shape], dict[str, Shape]]:
     spec, names = spec_of(config), FAMILIES[config["model_type"]].names
     return dense_tensors(spec, names), expert_tensors(spec, names)
+
+
+@ALL
+def test_releases_name_the_class_that_the_family_declares(model: Released) -> None:
+    family = FAMILIES[model.config["model_type"]]
+    assert model.config["architectures"] == [family.architecture]
+    assert MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family.model_type] == family.architecture
 
 
 @ALL

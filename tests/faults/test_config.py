@@ -56,6 +56,37 @@ def test_a_key_that_nobody_knows_stops_the_load(family: str, key: str, value: ob
     assert f"if {key!r} is a spelling mistake or inert, remove it" in message
 
 
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize(
+    "said",
+    [
+        ["FooForCausalLM"],
+        ["{}ForSequenceClassification"],
+        ["{}ForCausalLM", "{}ForSequenceClassification"],
+        ["{}Model"],
+        "{}ForCausalLM",
+        [7],
+        {"a": 1},
+        True,
+    ],
+    ids=str,
+)
+def test_another_class_of_the_same_type_stops_the_load(family: str, said: Any) -> None:
+    own = FAMILIES[family].architecture.removesuffix("ForCausalLM")
+    if isinstance(said, list | str):
+        said = json.loads(json.dumps(said).replace("{}", own))
+    message = complaint(family, architectures=said)
+    assert f"of {family}, only {own}ForCausalLM is computed" in message
+    assert (said[-1] if isinstance(said, list) and isinstance(said[0], str) else repr(said)) in message
+    assert "take the release for text generation" in message
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("said", [..., None, []])
+def test_a_config_need_not_name_its_class(family: str, said: object) -> None:
+    assert spec_of(family, architectures=said) == spec_of(family)
+
+
 def test_an_unknown_key_gets_the_nearest_one_as_a_hint() -> None:
     assert "did you mean 'norm_topk_prob'?" in complaint("qwen3_moe", norm_topk_probs=True)
 

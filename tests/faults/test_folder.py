@@ -33,6 +33,16 @@ def test_a_name_that_is_neither(name: str) -> None:
     assert "is neither a folder nor a hub name" in refused(name)
 
 
+@pytest.mark.parametrize(
+    "name", ["owner/na--me..", "owner/a..b", "owner/a--b", "owner/-name", "owner/name.git", "o-/n"]
+)
+def test_a_name_that_the_hub_does_not_allow_is_told_as_such(name: str) -> None:
+    message = refused(name)
+    assert f"there is no folder {name} here, and the hub has no such names: " in message
+    assert "owner/name as the model's page on the hub has it" in message
+    assert "network" not in message
+
+
 def test_a_file_instead_of_a_folder(folder: Path) -> None:
     message = refused(folder / "model.safetensors")
     assert f"{folder / 'model.safetensors'} is a file" in message

@@ -12,6 +12,7 @@ import torch
 from steerpipe import Pipeline
 from steerpipe.core.errors import CapacityError, RequestError
 from steerpipe.core.events import RoutingRecord
+from steerpipe.store.cache import packed
 from steerpipe.store.policies import Lfru, Lru
 from steerpipe.tiny import write_tiny
 from steerpipe.transfer.link import PacedLink
@@ -128,6 +129,17 @@ def test_cache_dir_holds_the_pack_and_what_was_learnt(model: Path, tmp_path: Pat
             pipe.generate("Hi", max_tokens=2, **GREEDY)
         assert len(list(cache.glob("packs/*/steerpipe.json"))) == 1
         assert len(list(cache.rglob("profile.json"))) == 1
+
+
+def test_cache_dir_holds_what_was_learnt_of_a_pack_that_is_part_of_the_installation(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = packed(model, tmp_path / "cache")
+    monkeypatch.setattr("steerpipe.runtime.profiles.EMBEDDED", pack)
+    with Pipeline(pack, cache_dir=str(tmp_path / "learnt"), fast_memory="25%") as pipe:
+        pipe.generate("Hi", max_tokens=2, **GREEDY)
+    assert not (pack / "profile.json").exists()
+    assert len([file for file in (tmp_path / "learnt").rglob("*.json") if file.is_file()]) == 1
 
 
 @pytest.mark.parametrize("share", ["25%", "50%"])

@@ -26,7 +26,7 @@ def show_memory(pipe: "Pipeline") -> None:
 def show_timings(completion: "Completion", counters: "LadderCounters | None") -> None:
     """One line, and with a ladder a second one that splits the time."""
     timings = completion.timings
-    rate = timings.predicted_n / timings.predicted_ms * 1e3 if timings.predicted_ms else 0.0
+    rate = (timings.predicted_n - 1) / timings.predicted_ms * 1e3 if timings.predicted_ms else 0.0  # first: prompt's
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(
         f"[dim]{timings.prompt_n} prompt tokens in {timings.prompt_ms:.0f} ms · {timings.predicted_n} tokens "

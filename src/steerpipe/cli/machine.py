@@ -1,14 +1,13 @@
 """Verbs that show the engine and the machine: `demo`, `doctor`."""
 
 import json
-from dataclasses import asdict
 
 from steerpipe.cli.shared import Debug, Json, app, guarded, quiet_transformers
 
 
 @app.command()
 def demo(as_json: Json = False, debug: Debug = False) -> None:
-    """Show what the engine computes: tiny models of every family against transformers."""
+    """Show what the engine computes: tiny models of every family against transformers. Status 1 if any differs."""
 
     def run() -> None:
         from rich.console import Console
@@ -16,9 +15,11 @@ def demo(as_json: Json = False, debug: Debug = False) -> None:
         from steerpipe.demo import run_demo
 
         quiet_transformers()
-        checks = run_demo(Console(quiet=as_json))
+        report = run_demo(Console(quiet=as_json))
         if as_json:
-            print(json.dumps([asdict(check) for check in checks]))
+            print(json.dumps(report.as_json()))
+        if report.differing:
+            raise SystemExit(1)
 
     guarded(run, debug)
 

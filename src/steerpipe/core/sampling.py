@@ -3,7 +3,7 @@
 import difflib
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import Any
@@ -99,10 +99,10 @@ def _token_ids(value: Any) -> tuple[int, ...]:
     return tuple(_whole(item) for item in _items(value))
 
 
-def _items(value: Any) -> Iterable[Any]:
+def _items(value: Any) -> tuple[Any, ...]:
     if isinstance(value, str | bytes | dict):  # they can be iterated over, but are not lists
         raise TypeError
-    return iter(value)
+    return tuple(value)
 
 
 def _penalty() -> _Rule:

@@ -15,7 +15,7 @@ __all__ = ["DoctorReport", "Fact", "Finding", "Level", "Section", "render", "run
 
 
 def run_doctor(folder: Path | None = None) -> DoctorReport:
-    """Examines everything once, in a few seconds. `folder`: whose disk to measure; None: the Hugging Face cache's."""
+    """Examines everything once, in a few seconds. `folder`: whose disk to measure; None: that of steerpipe's cache."""
     begin = time.perf_counter()
     product = start_product()
     versions, memory, disk = examine_versions(), examine_memory(), examine_disk(folder)

@@ -52,7 +52,7 @@ def examine_cpu(
     cores = read_cores()
     present = [name for name in FEATURES if name in flags]
     facts = [
-        Fact("model", _model_name()),
+        Fact("model", model_name()),
         Fact("features", " ".join(present) or "none of those we look for"),
         Fact("cores", cores.online),
         Fact("usable cores", cores.usable, how="online, allowed by affinity and granted by the control group"),
@@ -128,7 +128,8 @@ def judge_product(status: int | None) -> Finding:
     )
 
 
-def _model_name() -> str:
+def model_name() -> str:
+    """As Linux shows it, or what Python knows of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -12,6 +12,7 @@ from statistics import median
 
 from huggingface_hub import constants
 
+from steerpipe.core.config import PREFIX, cache_folder, load_config
 from steerpipe.core.units import format_bytes
 from steerpipe.doctor.report import Fact, Finding, Level, Section
 
@@ -31,12 +32,13 @@ class ReadRate:
 
 
 def examine_disk(folder: Path | None = None) -> Section:
-    """Writes and removes a file of 64 MiB in `folder`, or where the Hugging Face cache is or would be."""
-    cache = Path(constants.HF_HUB_CACHE)
+    """Writes and removes a file of 64 MiB in `folder`, or where steerpipe keeps the packs that experts come from."""
+    cache = cache_folder(load_config())
     where = _existing(cache if folder is None else folder)
     free = shutil.disk_usage(where).free
     facts = [
-        Fact("Hugging Face cache", str(cache)),
+        Fact("steerpipe cache", str(cache), how="packs: what experts are read from"),
+        Fact("Hugging Face cache", constants.HF_HUB_CACHE, how="downloads: read once, when they are packed"),
         Fact("measured folder", str(where)),
         Fact("free space", free, "bytes"),
     ]
@@ -106,7 +108,9 @@ def judge_space(free_bytes: int) -> Finding:
     free = format_bytes(free_bytes)
     if free_bytes >= LOW_SPACE_BYTES:
         return Finding(Level.OK, f"{free} of disk space are free")
-    return Finding(Level.WARNING, f"only {free} of disk space are free", fix="set HF_HOME to a folder on a larger disk")
+    return Finding(
+        Level.WARNING, f"only {free} of disk space are free", fix=f"set {PREFIX}CACHE_DIR to a folder on a larger disk"
+    )
 
 
 def judge_rate(rate: ReadRate) -> Finding:

@@ -1,5 +1,7 @@
 """The report for a terminal."""
 
+from collections.abc import Iterable
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -27,7 +29,7 @@ def _section(section: Section) -> list[RenderableType]:
         table.add_column(style=style, overflow="fold")
     for fact in section.facts:
         table.add_row(Text(f"  {fact.name}"), Text(_value(fact)), Text(fact.how))
-    return [Text(section.name, "bold"), table, *(_finding(finding) for finding in section.findings), Text("")]
+    return [Text(section.name, "bold"), table, _findings(section.findings), Text("")]
 
 
 def _value(fact: Fact) -> str:
@@ -38,10 +40,12 @@ def _value(fact: Fact) -> str:
     return f"{fact.value} {fact.unit}".rstrip()
 
 
-def _finding(finding: Finding) -> Text:
-    text = Text("  ")
-    text.append(f"{finding.level:<8}", STYLES[finding.level])
-    text.append(finding.what)
-    if finding.fix:
-        text.append(f"\n          fix: {finding.fix}")
-    return text
+def _findings(findings: Iterable[Finding]) -> Table:
+    """Level and words in two columns, so that what is wrapped stays under the words."""
+    table = Table.grid()
+    table.add_column(no_wrap=True, min_width=10)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        words = f"{finding.what}\nfix: {finding.fix}" if finding.fix else finding.what
+        table.add_row(Text(f"  {finding.level:<8}", STYLES[finding.level]), Text(words))
+    return table

@@ -66,6 +66,7 @@ def read_folder_spec(folder: Path) -> tuple[Family, ModelSpec]:
 def read_spec(family: Family, raw: Mapping[str, Any], where: str) -> ModelSpec:
     """The family's reading of a config.json, with every key accounted for."""
     _refuse_quantised(raw, where)
+    _check_architecture(family, raw, where)
     keys = ConfigKeys(raw, where)
     spec = family.read(keys)
     keys.finish()
@@ -91,6 +92,17 @@ def _refuse_quantised(raw: Mapping[str, Any], where: str) -> None:
                 f"{where} has a {key} ({method}): the weights are quantised by others, which is not computed here",
                 fix="take the release in bfloat16 or float16 that the quantised one was made from",
             )
+
+
+def _check_architecture(family: Family, raw: Mapping[str, Any], where: str) -> None:
+    """Another class of the same model type computes something else from it: a score, or whatever its author wrote."""
+    said = raw.get("architectures")
+    if said and said != [family.architecture]:
+        shown = ", ".join(said) if isinstance(said, list) and all(isinstance(s, str) for s in said) else repr(said)
+        raise UnsupportedConfigError(
+            f"{where} says that the model is a {shown}; of {family.model_type}, only {family.architecture} is computed",
+            fix="take the release for text generation, or run this model through transformers",
+        )
 
 
 def is_there(file: Path) -> bool:

@@ -64,6 +64,11 @@ def _asked(name: str, revision: str | None, call: Callable[[], T]) -> T:
         return call()
     except SteerpipeError:
         raise
+    except errors.HFValidationError as problem:
+        raise HubError(
+            f"there is no folder {name} here, and the hub has no such names: {_line(problem)}",
+            fix="give a folder that exists, or owner/name as the model's page on the hub has it",
+        ) from None
     except errors.GatedRepoError:
         raise HubError(
             f"{name} is gated", fix="accept its terms on the hub, then set HF_TOKEN to a token of that account"

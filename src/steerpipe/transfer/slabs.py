@@ -28,9 +28,13 @@ class SlabPool:
     each reader has at most one visit under way for each of the three reasons.
     """
 
-    slab_bytes: int
+    block_bytes: int
     allocated: int = 0
     _free: list[Slab] = field(default_factory=list)
+
+    @property
+    def total_bytes(self) -> int:
+        return self.allocated * self.block_bytes
 
     @property
     def idle(self) -> bool:
@@ -41,7 +45,7 @@ class SlabPool:
         if self._free:
             return self._free.pop()
         self.allocated += 1
-        return Slab.allocate(self.slab_bytes)
+        return Slab.allocate(self.block_bytes)
 
     def give_back(self, slab: Slab) -> None:
         self._free.append(slab)

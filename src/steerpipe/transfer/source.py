@@ -173,7 +173,7 @@ class LadderSource:
     @property
     def slab_bytes(self) -> int:
         """What reads take beside the slots, so far."""
-        return self._ladder.slabs.allocated * self._ladder.slabs.slab_bytes
+        return self._ladder.slabs.total_bytes
 
     @property
     def tokens(self) -> float:
