@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from steerpipe import Pipeline
 from steerpipe.cli import app
 from steerpipe.core.errors import ConfigError
+from steerpipe.core.events import FinishReason
 from steerpipe.model.checkpoint import open_checkpoint
 from steerpipe.store.formats import parse_dense_format, parse_expert_format
 from steerpipe.store.pack import PackOptions, write_pack
@@ -107,6 +108,7 @@ def test_closing_twice_is_closing_once(pack: Path) -> None:
     next(iter(answer))
     pipe.close()
     pipe.close()
+    assert answer.completion.finish_reason is FinishReason.CANCELLED
 
 
 def test_the_command_line_says_where_the_time_went(pack: Path) -> None:
