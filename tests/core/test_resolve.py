@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steerpipe.core.config import EngineConfig
@@ -110,7 +110,7 @@ def test_the_cache_always_holds_one_whole_sequence_and_leaves_room_for_the_weigh
     try:
         resolved = resolve(config, facts)
     except CapacityError:
-        assume(False)
+        return
     item = 4 if resolved.dtype == "float32" else 2
     blocks = -(-resolved.max_context // 128)
     assert blocks <= resolved.kv_blocks <= batch * blocks
