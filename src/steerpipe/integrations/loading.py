@@ -12,9 +12,7 @@ from steerpipe.core.errors import CheckpointError, TensorError
 from steerpipe.integrations.blocks import BlockWriter
 from steerpipe.integrations.checkpoint import AbsentTensor, LazyTensor, ParameterSource, find_sources
 from steerpipe.integrations.exchange import ExpertLayer, expert_layers
-from steerpipe.model.checkpoint import _read_entries as read_entries
-from steerpipe.model.checkpoint import _refuse_quantised as refuse_quantised
-from steerpipe.model.checkpoint import read_json
+from steerpipe.model.checkpoint import read_entries, read_json, refuse_quantised
 from steerpipe.model.safetensors import TensorEntry
 
 

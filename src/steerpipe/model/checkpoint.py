@@ -48,7 +48,7 @@ class Checkpoint:
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Reads config and headers, and stops at the first thing that is not as the architecture says."""
     family, spec = read_folder_spec(folder)
-    entries = _read_entries(folder)
+    entries = read_entries(folder)
     head = entries.pop(f"{family.names.head}.weight", None) if spec.tied_embeddings else None
     _compare(dense_tensors(spec, family.names) | expert_tensors(spec, family.names), entries, folder)
     if head is not None:  # some writers store the head as well
@@ -65,7 +65,7 @@ def read_folder_spec(folder: Path) -> tuple[Family, ModelSpec]:
 
 def read_spec(family: Family, raw: Mapping[str, Any], where: str) -> ModelSpec:
     """The family's reading of a config.json, with every key accounted for."""
-    _refuse_quantised(raw, where)
+    refuse_quantised(raw, where)
     _check_architecture(family, raw, where)
     keys = ConfigKeys(raw, where)
     spec = family.read(keys)
@@ -83,7 +83,8 @@ def read_spec(family: Family, raw: Mapping[str, Any], where: str) -> ModelSpec:
     return spec
 
 
-def _refuse_quantised(raw: Mapping[str, Any], where: str) -> None:
+def refuse_quantised(raw: Mapping[str, Any], where: str) -> None:
+    """Raises where a config.json says that the weights are quantised in somebody else's format."""
     for key in ("quantization_config", "quantization", "compression_config"):
         said = raw.get(key)
         if said:
@@ -138,7 +139,7 @@ def read_json(file: Path) -> dict[str, Any]:
     return value
 
 
-def _read_entries(folder: Path) -> dict[str, TensorEntry]:
+def read_entries(folder: Path) -> dict[str, TensorEntry]:
     """Every tensor of the folder: of its one file, or of the shards that its index names."""
     index, whole = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if not is_there(index):
