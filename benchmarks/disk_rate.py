@@ -37,7 +37,7 @@ from steerpipe.store.synthetic import SyntheticShape, write_synthetic
 from steerpipe.tiny import write_byte_tokenizer
 from steerpipe.transfer.link import LinkMeter
 from steerpipe.transfer.slabs import Slab
-from steerpipe.transfer.source import LadderSource, block_addresses, slots_within
+from steerpipe.transfer.source import LadderSource, block_addresses, slot_bytes
 
 CPU = torch.device("cpu")
 ALLOWED_BYTES = 100 * 10**6  # over budget, dense weights and KV
@@ -117,7 +117,7 @@ def answer(pack: Pack, folder: Path, options: argparse.Namespace) -> dict[str, o
     weights = build_weights(pack.spec, pack.family.names, pack.read_dense(), dtype, CPU)
     dense = sum(entry.size_bytes for entry in pack.dense_entries.values()) // 2 * dtype.itemsize
     pool = KvPool(pack.spec, dtype, CPU, capacity_blocks=4)
-    slots = slots_within(pack, dtype, parse_bytes(options.fast_memory))
+    slots = parse_bytes(options.fast_memory) // slot_bytes(pack, dtype)
     with LadderSource.open(
         pack, slots=slots, dtype=dtype, ram_bytes=parse_bytes(options.ram), readers=options.readers
     ) as source:
@@ -168,7 +168,7 @@ def main() -> None:
 
 def report(pack: Pack, options: argparse.Namespace, answered: dict[str, object]) -> None:
     dtype = getattr(torch, options.dtype)
-    slots = slots_within(pack, dtype, parse_bytes(options.fast_memory))
+    slots = parse_bytes(options.fast_memory) // slot_bytes(pack, dtype)
     arena = SlotArena([pack.layout(pack.spec.moe_layers[0])], slots, dtype, CPU)
     rates: dict[str, list[float]] = {"plain direct reads": [], "the same, decoding between": [], "the ladder": []}
     with LadderSource.open(pack, slots=slots, dtype=dtype, readers=options.readers) as source:

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steerpipe.core.budget import SMALLEST_SLOTS, ExpertFacts, plan_budget
+from steerpipe.core.budget import ExpertFacts, plan_budget
 from steerpipe.core.config import EngineConfig
 from steerpipe.core.errors import CapacityError, ConfigError
+from steerpipe.core.geometry import SMALLEST_SLOTS
 
 MIB = 2**20
 NANO = ExpertFacts(experts=1440, slot_bytes=110_592, block_bytes=16_384)
@@ -57,6 +58,12 @@ def test_ram_alone_is_all_slots_and_ram_beyond_the_slots_holds_blocks() -> None:
     assert both.ram_bytes == (60 * MIB - 360 * 110_592) // 16_384 * 16_384
     plenty = plan_budget(EngineConfig(fast_memory="25%", ram="1GiB"), NANO, free_bytes=0)
     assert plenty.ram_bytes == 1440 * 16_384
+
+
+def test_a_rest_of_the_ram_that_holds_one_block_is_left_free() -> None:
+    slots = 360 * 110_592
+    assert plan_budget(EngineConfig(fast_memory="25%", ram=f"{slots + 16_384}"), NANO, free_bytes=0).ram_bytes == 0
+    assert plan_budget(EngineConfig(fast_memory="25%", ram=f"{slots + 32_768}"), NANO, free_bytes=0).ram_bytes == 32_768
 
 
 def test_slots_that_do_not_fit_the_ram_are_an_error() -> None:

@@ -21,7 +21,7 @@ import json, sys
 from pathlib import Path
 import torch
 from steerpipe.store.reader import open_pack
-from steerpipe.transfer.source import LadderSource, slots_within
+from steerpipe.transfer.source import LadderSource, slot_bytes
 
 def resident_bytes(field):
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -32,7 +32,7 @@ pack = open_pack(folder)
 pack.decode_block(0, pack.read_block(0, 0), dtype)  # torch's own first-use memory
 before = resident_bytes("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-with LadderSource.open(pack, slots=slots_within(pack, dtype, budget), dtype=dtype, ram_bytes=ram) as source:
+with LadderSource.open(pack, slots=budget // slot_bytes(pack, dtype), dtype=dtype, ram_bytes=ram) as source:
     opened = resident_bytes("VmRSS")
     for _ in range(2):
         for layer in pack.spec.moe_layers:

@@ -12,13 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steerpipe.core.errors import ConfigError, TransferError
+from steerpipe.core.errors import TransferError
 from steerpipe.core.ids import ExpertId
 from steerpipe.transfer.disk import DiskLink
 from steerpipe.transfer.faulty import ALWAYS, Faults, FaultyLink
 from steerpipe.transfer.link import BlockAddress, Link, OverLink, Piece
 from steerpipe.transfer.queue import Reason
-from steerpipe.transfer.source import LadderSource, default_transient_limit, slot_bytes, slots_within
+from steerpipe.transfer.source import LadderSource, default_transient_limit
 from tests.transfer.packs import EXPERTS, LAYERS, same, tiny_pack
 
 ALL = list(range(EXPERTS))
@@ -357,16 +357,6 @@ def test_the_warm_set_is_kept_like_what_was_demanded() -> None:
 
 
 # --- budgets, threads, ends
-
-
-def test_a_budget_below_two_slots_is_an_error_that_names_the_smallest() -> None:
-    pack = tiny_pack()
-    smallest = 2 * slot_bytes(pack, torch.float32)
-    assert slots_within(pack, torch.float32, smallest) == 2
-    assert slots_within(pack, torch.float32, 1 << 40) == EXPERTS * LAYERS
-    with pytest.raises(ConfigError, match="holds 1 experts") as raised:
-        slots_within(pack, torch.float32, smallest - 1)
-    assert f"{smallest:,} bytes" in raised.value.fix
 
 
 def test_two_threads_lease_from_two_slots_and_both_go_on() -> None:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from steerpipe.core.config import EngineConfig
 from steerpipe.core.errors import CapacityError, ConfigError
+from steerpipe.core.geometry import SMALLEST_SLOTS
 from steerpipe.core.units import format_bytes, parse_bytes
 
-SMALLEST_SLOTS = 2  # one expert is computed while the other arrives
 _MARGIN = 0.1  # of the free memory, left for activations, slabs and the rest of the process
 
 
@@ -48,7 +48,8 @@ def plan_budget(config: EngineConfig, facts: ExpertFacts, free_bytes: int) -> Ex
             f"fast_memory takes {format_bytes(slots * facts.slot_bytes)}, but ram is only {format_bytes(ram or 0)}",
             fix="without a GPU the slots lie in RAM: raise ram, or lower fast_memory",
         )
-    held = min(behind // facts.block_bytes, facts.experts) * facts.block_bytes
+    blocks = min(behind // facts.block_bytes, facts.experts)
+    held = blocks * facts.block_bytes if blocks >= SMALLEST_SLOTS else 0  # a tier of one block would hold nothing
     return _within(slots, facts, held, pace, "as set")
 
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from steerpipe import CPU_GUARD
 from steerpipe.core.cpu import CURE, VARIABLE, AmxProbe, CpuGuard, cpu_flags
+from steerpipe.core.geometry import CELL_ROWS
 from steerpipe.core.machine import Cores, read_cores
 from steerpipe.doctor.report import Fact, Finding, Level, Section
 
 FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8")
-CELL_ROWS = 16
 SHAPES = ((192, 48), (256, 256), (2048, 768))  # input and output width: a tiny expert, the AMX trap's size, Qwen3-30B's
 # The size that reaches AMX in oneDNN; 64x64 is too small to.
 PRODUCT = "import steerpipe, torch; x = torch.ones(64, 256).bfloat16(); x @ torch.ones(256, 256).bfloat16()"

@@ -16,10 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from steerpipe.core.geometry import SMALLEST_SLOTS
 from steerpipe.core.ids import ExpertId
 from steerpipe.store.policies import Policy
-
-SMALLEST_SLOTS = 2  # one is computed while the other is filled
 
 
 class Residency(Enum):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from steerpipe.core.errors import ConfigError
-from steerpipe.store.residency import SMALLEST_SLOTS
+from steerpipe.core.geometry import SMALLEST_SLOTS
 
 
 @dataclass(frozen=True, slots=True)

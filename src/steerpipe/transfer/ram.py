@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from steerpipe.core.errors import CapacityError, ConfigError, TransferError
+from steerpipe.core.geometry import SMALLEST_SLOTS
 from steerpipe.core.ids import ExpertId
 from steerpipe.core.units import format_bytes
 from steerpipe.store.policies import Lfru
-from steerpipe.store.residency import SMALLEST_SLOTS, Residency, SlotTable
+from steerpipe.store.residency import Residency, SlotTable
 from steerpipe.transfer.link import BlockAddress, Link, OverLink, Piece
 from steerpipe.transfer.slabs import Slab
 

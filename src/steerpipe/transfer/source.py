@@ -9,14 +9,12 @@ from typing import Self
 
 import torch
 
-from steerpipe.core.errors import ConfigError
 from steerpipe.core.ids import ExpertId
 from steerpipe.core.protocols import ExpertWeights
-from steerpipe.core.units import format_bytes
 from steerpipe.store import slots as arena
 from steerpipe.store.policies import Policy, make_policy
 from steerpipe.store.reader import Pack
-from steerpipe.store.residency import SMALLEST_SLOTS, SlotTable
+from steerpipe.store.residency import SlotTable
 from steerpipe.store.slots import SlotArena
 from steerpipe.transfer.counters import LadderCounters
 from steerpipe.transfer.disk import DiskLink
@@ -36,19 +34,6 @@ CPU = torch.device("cpu")
 def slot_bytes(pack: Pack, dtype: torch.dtype) -> int:
     """One slot: the largest expert of the pack, compute-ready."""
     return arena.slot_bytes([each.layout for each in pack.manifest.classes], dtype)
-
-
-def slots_within(pack: Pack, dtype: torch.dtype, budget_bytes: int) -> int:
-    """How many slots a budget holds, no more than there are experts. ConfigError names the smallest legal budget."""
-    size_bytes = slot_bytes(pack, dtype)
-    slots = min(budget_bytes // size_bytes, len(block_addresses(pack)))
-    if slots < SMALLEST_SLOTS:
-        raise ConfigError(
-            f"{format_bytes(budget_bytes)} of fast memory holds {slots} experts of {format_bytes(size_bytes)}",
-            fix=f"give at least {SMALLEST_SLOTS * size_bytes:,} bytes ({format_bytes(SMALLEST_SLOTS * size_bytes)}): "
-            f"{SMALLEST_SLOTS} experts",
-        )
-    return slots
 
 
 def block_addresses(pack: Pack) -> dict[ExpertId, BlockAddress]:
@@ -78,7 +63,7 @@ class LadderSource:
         policy: Policy | str = "lfru", transient_limit: int | None = None, readers: int = 1,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:  # fmt: skip
-        """Takes the link over: it is closed with the source. `slots` is checked by `slots_within`."""
+        """Takes the link over: it is closed with the source. `core.budget` says how many slots there are."""
         addresses = block_addresses(pack)
         assert addresses, "a model without experts needs no ladder"
         limit = transient_limit or default_transient_limit(slots)
