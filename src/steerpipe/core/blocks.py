@@ -1,0 +1,85 @@
+"""Experts as raw blocks in a device's memory: the seam between CUDA kernels, the decoder on a GPU and what feeds it.
+
+On a CPU a slot holds the compute-ready form (`protocols.ExpertWeights`); on a GPU it holds the block as it was packed,
+and kernels read codes and scales through a table of addresses (docs/adr/0008-cuda.md). Legend: H hidden, I width,
+E experts.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class BlockForm:
+    """Where a kernel finds the parts of a block; offsets are bytes from its start.
+
+    gate_up is [2I, H] (gate rows, then up rows), down is [H, I], both row-major. Quantised forms have float16 scales
+    [rows, columns / group]; an int8 group is a whole row. An int4 byte holds code + 8 of column j (low half) and of
+    column j + group / 2 (high half) of one group.
+    """
+
+    format: str  # "float32", "bfloat16", "float16", "int8" or "int4"
+    hidden: int
+    width: int
+    gate_up: int
+    down: int
+    gate_up_scale: int = 0  # 0 where there are no scales
+    down_scale: int = 0
+    gate_up_group: int = 0
+    down_group: int = 0
+
+
+class BlockLease(Protocol):
+    """The right to use some experts of one layer. Every leased expert comes in exactly one wave."""
+
+    def waves(self) -> Iterator[tuple[int, ...]]:
+        """Experts whose address stands in the layer's table for work that is queued on the current stream now.
+
+        Valid for what is queued before the next wave is asked for, or the lease ends. What is resident comes first.
+        """
+        ...
+
+
+class BlockSource(Protocol):
+    """Hands out experts as blocks in device memory. One thread."""
+
+    @property
+    def resident(self) -> bool:
+        """Every expert is in the table and never leaves: a step needs nobody to serve it."""
+        ...
+
+    def form(self, layer: int) -> BlockForm: ...
+
+    def table(self, layer: int) -> "Tensor":
+        """[E] int64, on the device: where each expert's block begins; 0 while it is not there. Always the same tensor."""
+        ...
+
+    def lease(
+        self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None
+    ) -> AbstractContextManager[BlockLease]:
+        """As `ExpertSource.lease`, in stream order: it waits on the host only for what is not in pinned memory."""
+        ...
+
+    def serves(self, experts_per_layer: int) -> bool:
+        """Whether a step whose layers use at most so many experts can be served: else it takes leases."""
+        ...
+
+    def serve(self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None) -> None:
+        """Brings what is missing of `routed` into the table while kernels already wait for it there.
+
+        Layers come in the order of the model. What a step has leased or been served for a layer may leave the table
+        when a later layer is served: kernels of earlier layers have run by then.
+        """
+        ...
+
+    def release(self) -> None:
+        """Ends a served step that went wrong: whatever kernels may wait for gets an address (of zeros), in every layer.
+
+        Returns when the device has finished; the table is true again afterwards.
+        """
+        ...
