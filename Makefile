@@ -1,6 +1,9 @@
 # One command each. `make help` lists them. Everything lives in .venv; nothing else on the machine is touched.
 PYTHON     ?= python3
 GPU_PYTHON ?= python3
+GPU_TESTS  ?= tests/gpu tests/model/test_sampling_gpu.py
+SANITIZER  ?= compute-sanitizer
+OUT        ?= build/bench-gpu
 WORKERS    ?= 2
 ARGS       ?=
 
@@ -9,10 +12,10 @@ BIN := .venv/bin
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check mutants test-slow test-gpu lock clean
+.PHONY: help venv demo test check mutants test-slow test-gpu sanitize-gpu bench-gpu lock clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: .venv/.ready  ## the environment, built when missing or out of date
 
@@ -48,8 +51,17 @@ mutants: venv  ## plants faults in a copy of src; each must be caught by its tes
 test-slow: venv  ## the tests marked slow
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -m "slow and not gpu" $(ARGS)
 
+# Only folders whose tests import nothing but torch, transformers, Triton, pytest and hypothesis: a machine with a GPU
+# often has no more, and pytest imports every file that it is shown.
 test-gpu:  ## the tests marked gpu, with GPU_PYTHON (a Python whose torch sees CUDA); installs nothing
-	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu $(ARGS)
+	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS) $(ARGS)
+
+sanitize-gpu:  ## the kernel tests under compute-sanitizer
+	PYTHONPATH=src $(SANITIZER) --error-exitcode 9 \
+	  $(GPU_PYTHON) -m pytest -m gpu $(wildcard tests/gpu/test_gpu_kernel*.py tests/gpu/test_gpu_experts.py) $(ARGS)
+
+bench-gpu:  ## every measurement of the CUDA engine, within 570 s, into OUT
+	PYTHONPATH=src $(GPU_PYTHON) benchmarks/cuda_run.py $(OUT) $(ARGS)
 
 lock: venv  ## writes requirements.lock anew
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv

@@ -1,13 +1,14 @@
 """Is the simulator tied to reality? Live time per token under budgets, against `replay` with measured rates.
 
-    python benchmarks/replay_against_live.py [--pack FOLDER] [--tokens 160]
+    python benchmarks/replay_against_live.py [--pack FOLDER] [--tokens 160] [--repeats 3]
 
-One process, one torch thread. Measured first: a step with every expert resident, one expert's product, and, with two
-slots and an unpaced link, what a miss costs: the stall (read, check, decode, wake-up) and the engine thread's own work
-beside it. That work runs while a paced link sleeps, but not while the reader computes (they share the interpreter's
-lock), so a block takes the stall plus the longer of pace and own work. Then each of six points runs live with its
-routing recorded, and the recording is replayed on a machine made of those figures. Without --pack a random model of
-nano's shape is used: its routing is degenerate, which matters to neither side, since both see the same.
+One process, one torch thread, medians over rounds. A round measures a step with every expert resident, one expert's
+product, with two slots and an unpaced link what a miss costs (the stall: read, check, decode, wake-up; and the
+engine thread's own work beside it), and how long each link really takes for a block: a paced one sleeps longer than
+it is told to. Own work runs while a paced link sleeps, but not while the reader computes (they share the
+interpreter's lock), so a block takes the stall plus the longer of link and own work. Then each of six points runs
+live with its routing recorded, and the recording is replayed on a machine made of those figures. Without --pack a
+random model of nano's shape is used: its routing is degenerate, which matters to neither side, since both see the same.
 """
 
 import argparse
@@ -15,6 +16,8 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pack", type=Path)
     parser.add_argument("--tokens", type=int, default=160)
+    parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -100,44 +104,73 @@ def main() -> None:
         if given.pack is None:
             write_tiny("qwen2_moe", Path(scratch) / "model", **NANO)
             write_pack(open_checkpoint(Path(scratch) / "model"), pack, PackOptions(parse_expert_format("int4")))
-        print(json.dumps(measure(pack, given.tokens)))
+        print(json.dumps(measure(pack, given.tokens, given.repeats)))
 
 
-def measure(pack: Path, tokens: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Round:
+    """Everything once, one after the other, so that a slow minute of the machine falls on both sides alike."""
+
+    resident: float  # seconds per token
+    one_expert: float
+    stall: float  # per miss, two slots, unpaced
+    handling: float  # the engine thread's own work per miss
+    read: dict[str | None, float]  # seconds with a read outstanding per block, by pace
+    points: list[tuple[float, Recorder, Any]]  # live, as POINTS
+
+
+def one_round(pack: Path, tokens: int) -> Round:
+    resident, _, _ = live(pack, tokens)
+    read: dict[str | None, float] = {}
+    stall = handling = 0.0
+    for pace in dict.fromkeys(pace for _, pace in POINTS):
+        spent, _, counted = live(pack, tokens, fast_memory="0.01%", pace=pace)
+        read[pace] = counted.link_seconds / counted.link_reads
+        if pace is None:
+            stall = counted.stall_seconds / counted.misses
+            handling = (spent - resident) * (tokens - WARMUP) / counted.misses - stall
+    points = [live(pack, tokens, fast_memory=share, pace=pace) for share, pace in POINTS]
+    return Round(resident, expert_seconds(pack), stall, handling, read, points)
+
+
+def measure(pack: Path, tokens: int, repeats: int) -> dict[str, Any]:
     opened = open_pack(pack)
     layers, moe = opened.spec.moe_layers, opened.spec.moe(opened.spec.moe_layers[0])
     block = opened.layout(layers[0]).block_bytes
-    resident, _, _ = live(pack, tokens)
-    one_expert = expert_seconds(pack)
-    squeezed, _, misses = live(pack, tokens, fast_memory="0.01%")
-    miss = misses.stall_seconds / misses.misses
-    handling = (squeezed - resident) * (tokens - WARMUP) / misses.misses - miss  # the engine thread's own, per miss
-    layer = resident / len(layers) - moe.top_k * one_expert
-    missed = f"{miss * 1e6:.0f} + {handling * 1e6:.0f} us"
+    rounds = [one_round(pack, tokens) for _ in range(repeats)]
+
+    def median(figure: Callable[[Round], float]) -> float:
+        return statistics.median(figure(each) for each in rounds)
+
+    resident, one_expert = median(lambda r: r.resident), median(lambda r: r.one_expert)
+    stall, handling = median(lambda r: r.stall), median(lambda r: r.handling)
+    read = {pace: median(lambda r, pace=pace: r.read[pace]) for pace in rounds[0].read}
+    missed = f"{stall * 1e6:.0f} + {handling * 1e6:.0f} us"
     print(f"resident {resident * 1e3:.2f} ms · one expert {one_expert * 1e6:.0f} us · one miss {missed}")
+    print("one block on the link: " + ", ".join(f"{pace or 'unpaced'} {us * 1e6:.0f} us" for pace, us in read.items()))
     rows = []
-    for share, pace in POINTS:
-        spent, recorder, counted = live(pack, tokens, fast_memory=share, pace=pace)
+    for number, (share, pace) in enumerate(POINTS):
+        spent = median(lambda r, number=number: r.points[number][0])
+        _, recorder, counted = rounds[0].points[number]  # the same tokens in every round
         routing = np.array(recorder.rows, dtype=np.int64)  # [tokens, layers, top_k]
         recording = Recording("live", routing, np.zeros(len(routing), dtype=np.int32), moe.experts)
         machine = Machine(
             slots=int(float(share[:-1]) / 100 * len(layers) * moe.experts), block_bytes=block,
-            link_bytes_per_second=block / max(block / (float(pace[:-2]) * 1e6) if pace else 0.0, handling),
-            layer_seconds=layer,
-            expert_seconds=one_expert, latency_seconds=miss,
+            link_bytes_per_second=block / max(read[pace], handling),
+            layer_seconds=resident / len(layers) - moe.top_k * one_expert,
+            expert_seconds=one_expert, latency_seconds=stall,
         )  # fmt: skip
         predicted = replay(recording, machine, "lfru", warmup_tokens=WARMUP).tpot_mean_seconds
-        hit = counted.hits / counted.leased
+        hit, error = counted.hits / counted.leased, predicted / spent - 1
         rows.append({"share": share, "pace": pace, "live_ms": spent * 1e3, "replay_ms": predicted * 1e3, "hit": hit})
-        error = predicted / spent - 1
-        print(
-            f"{share:>6} {pace or 'unpaced':>8}  live {spent * 1e3:7.2f}  replay {predicted * 1e3:7.2f}  {error:+.1%}"
-        )
+        figures = f"live {spent * 1e3:7.2f}  replay {predicted * 1e3:7.2f}  {error:+.1%}"
+        print(f"{share:>6} {pace or 'unpaced':>8}  hit {hit:.0%}  {figures}")
     return {
         "resident_ms": resident * 1e3,
         "expert_us": one_expert * 1e6,
-        "miss_us": miss * 1e6,
+        "miss_us": stall * 1e6,
         "handling_us": handling * 1e6,
+        "read_us": {pace or "unpaced": seconds * 1e6 for pace, seconds in read.items()},
         "points": rows,
     }
 

@@ -25,6 +25,9 @@ os.environ.update(
     XDG_CACHE_HOME=_CACHES,
     TOKENIZERS_PARALLELISM="false",
 )
+# Triton decides when it is imported: without a GPU, kernels run in its interpreter, on CPU tensors.
+if not (any(Path("/dev").glob("nvidia[0-9]*")) or Path("/proc/driver/nvidia").exists()):
+    os.environ["TRITON_INTERPRET"] = "1"
 # Processes that a test starts see the same steerpipe as the test (an installed one, a checkout or a mutant).
 _package = importlib.util.find_spec("steerpipe")
 assert _package is not None, "pytest's pythonpath makes steerpipe importable"

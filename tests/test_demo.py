@@ -14,6 +14,7 @@ from steerpipe.cli import app
 from steerpipe.doctor.cpu import model_name
 
 GOOD = demo.FamilyCheck("olmoe", 1e-6, 64, chunking_changes_bits=False, tokens_per_second=500.0)
+HALF = demo.BudgetCheck("50%", 720, 0.7, 30.0, changes_bits=False)
 
 
 def run(*options: str) -> Result:
@@ -24,8 +25,49 @@ def one_line(result: Result) -> str:
     return result.stdout.rstrip("\n").splitlines()[-1]
 
 
+def budgets_give(monkeypatch: pytest.MonkeyPatch, *checks: demo.BudgetCheck) -> None:
+    monkeypatch.setattr(demo, "check_budgets", lambda _: ("Yes.", checks))
+
+
+def test_the_embedded_model_gives_the_same_bits_with_less_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "FAMILIES", ())
+    monkeypatch.setattr(demo, "_ANSWER_TOKENS", 4)
+    monkeypatch.setattr(demo, "_BUDGETS", ("auto", "12.5%"))
+    told = json.loads(run("--json").stdout)
+    assert told["answer"].strip()
+    whole, eighth = told["budgets"]
+    assert (whole["slots"], whole["hit_rate"]) == (1440, 1.0)
+    assert eighth["slots"] == 180
+    assert 0 < eighth["hit_rate"] < 1
+    assert not eighth["changes_bits"]
+
+
+def test_a_budget_that_changes_bits_is_named_and_the_status_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "FAMILIES", ())
+    budgets_give(monkeypatch, HALF, replace(HALF, budget="25%", changes_bits=True))
+    shown = run()
+    assert shown.exit_code == 1
+    assert "other bits" in shown.stdout
+    assert one_line(shown).startswith("DIFFERENT: the embedded model at 25%. ")
+
+
+def test_other_bits_of_a_budget_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison itself: the second answer is drawn at another temperature."""
+    monkeypatch.setattr(demo, "FAMILIES", ())
+    monkeypatch.setattr(demo, "_ANSWER_TOKENS", 4)
+    monkeypatch.setattr(demo, "_BUDGETS", ("auto", "50%"))
+    real = demo.Pipeline.stream
+
+    def stream(pipe: demo.Pipeline, *given: Any, **named: Any) -> Any:
+        return real(pipe, *given, **named | {"temperature": 0.0 if pipe.budget.resident else 2.0})
+
+    monkeypatch.setattr(demo.Pipeline, "stream", stream)
+    assert json.loads(run("--json").stdout)["differing"] == ["the embedded model at 50%"]
+
+
 def test_a_family_that_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "FAMILIES", ("olmoe",))
+    budgets_give(monkeypatch, HALF)
     result = run()
     assert result.exit_code == 0, result.output
     assert "64 of 64" in result.stdout and "same bits" in result.stdout
@@ -52,6 +94,7 @@ def test_a_family_that_differs_is_named_and_the_status_says_so(
         return replace(GOOD, family=family, **(fault if family == "mixtral" else {}))
 
     monkeypatch.setattr(demo, "check_family", check)
+    budgets_give(monkeypatch, HALF)
     shown, told = run(), run("--json")
     assert (shown.exit_code, told.exit_code) == (1, 1)
     assert one_line(shown).startswith("DIFFERENT: mixtral. ")

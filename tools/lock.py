@@ -1,5 +1,7 @@
 """Writes requirements.lock: every dependency but torch and what only its CUDA wheel needs, each with its hashes.
 
+Triton is of the CUDA wheel too, and is kept: tests run kernels in its interpreter where there is no GPU.
+
 Run it with `make lock`, which provides uv. A version already in the lock is kept unless pyproject.toml forbids it;
 delete the file first to take the newest of everything.
 """
@@ -19,7 +21,7 @@ COMPILE = [
 ]  # fmt: skip
 
 # torch's own wheel says which of these it needs; a lock that named them would pull gigabytes onto every machine.
-OF_THE_CUDA_WHEEL = re.compile(r"(nvidia|cuda)-|triton==")
+OF_THE_CUDA_WHEEL = re.compile(r"(nvidia|cuda)-")
 
 
 def without_cuda(lock: str) -> str:

@@ -1,13 +1,20 @@
-"""Answers to chat openers through transformers, and two figures about how they read: do they end, do they loop."""
+"""Answers to chat openers through steerpipe's engine: how they read (do they end, do they loop) and how they route."""
 
 import json
-from collections import Counter
+import os
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+import numpy as np
+import numpy.typing as npt
+
+from steerpipe import Pipeline
+from steerpipe.core.events import Completion, FinishReason, RoutingRecord
+
+Trace = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -18,9 +25,59 @@ class Answer:
     ended: bool
 
 
+class Route:
+    """A RoutingSink that keeps the experts of every position, layer after layer."""
+
+    def __init__(self) -> None:
+        self.chosen: defaultdict[tuple[int, int], list[npt.NDArray[np.int64]]] = defaultdict(list)
+
+    def observe(self, record: RoutingRecord) -> None:
+        for sequence, position, experts in zip(
+            record.sequences, record.positions.tolist(), record.experts, strict=True
+        ):
+            self.chosen[int(sequence), position].append(experts)
+
+    def trace(self, prompts: Sequence[tuple[int, ...]]) -> Trace:
+        """`routing` [tokens, layers, k] and `sequence` [tokens] of what was decoded, answer after answer, as
+        `steerpipe replay` reads them; `prompt_routing` and `prompt_sequence` of what was read.
+
+        The beginning that all prompts share is routed alike in each (the row rule), and kept with the first one.
+        """
+        shared = len(os.path.commonprefix(list(prompts)))
+        places = sorted(self.chosen)
+        decoded = [(sequence, at) for sequence, at in places if at >= len(prompts[sequence])]
+        read = [(s, at) for s, at in places if at < len(prompts[s]) and (s == 0 or at >= shared)]
+        return {
+            "routing": np.array([self.chosen[place] for place in decoded], np.uint8),
+            "sequence": np.array([sequence for sequence, _ in decoded], np.int32),
+            "prompt_routing": np.array([self.chosen[place] for place in read], np.uint8),
+            "prompt_sequence": np.array([sequence for sequence, _ in read], np.int32),
+        }
+
+
 def read_openers(path: Path) -> list[str]:
     """First turns of a JSONL file of `{"turns": [...]}`."""
     return [json.loads(line)["turns"][0] for line in path.read_text().splitlines() if line]
+
+
+def answer_all(
+    model: Path | None, openers: list[str], seed: int, sampling: dict[str, Any], threads: int = 1
+) -> tuple[list[Answer], Trace]:
+    """One answer each, with the model's own sampling where `sampling` says nothing else, and the routing of all.
+
+    None is the embedded model. The i-th answer is drawn with seed + i, alone, as one person would see it.
+    """
+    route = Route()
+    with Pipeline(model, sink=route, threads=threads) as pipe:
+        given = [pipe.generate(opener, **{"seed": seed + i} | sampling) for i, opener in enumerate(openers)]
+        ends = pipe.defaults.end_tokens
+    answers = [_answer(opener, each, ends) for opener, each in zip(openers, given, strict=True)]
+    return answers, route.trace([each.prompt_token_ids for each in given])
+
+
+def _answer(opener: str, given: Completion, ends: frozenset[int]) -> Answer:
+    ids = tuple(token for token in given.token_ids if token not in ends)
+    return Answer(opener, given.text, ids, given.finish_reason is FinishReason.STOP)
 
 
 def repeats(ids: tuple[int, ...], length: int = 4, times: int = 4) -> bool:
@@ -29,42 +86,12 @@ def repeats(ids: tuple[int, ...], length: int = 4, times: int = 4) -> bool:
     return bool(grams) and max(grams.values()) >= times
 
 
-class Chat:
-    """A Hugging Face folder that answers many prompts at once."""
-
-    def __init__(self, folder: Path, device: torch.device) -> None:
-        self.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, padding_side="left")
-        auto: Any = AutoModelForCausalLM  # its methods are wrapped in a way that type checkers misread
-        self.model = auto.from_pretrained(folder).to(device).eval()
-        self.device = device
-
-    @torch.no_grad()
-    def answer(self, prompts: list[str], seed: int = 0, **sampling: Any) -> list[Answer]:
-        """One answer each; `sampling` replaces the folder's generation defaults. Long prompts keep their end."""
-        longest = sampling.get("max_new_tokens", self.model.generation_config.max_new_tokens)
-        room = max(1, self.model.config.max_position_embeddings - longest)
-        chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
-        texts = [self.tokenizer.apply_chat_template(c, tokenize=False, add_generation_prompt=True) for c in chats]
-        encoded = [self.tokenizer(text)["input_ids"][-room:] for text in texts]
-        batch = self.tokenizer.pad({"input_ids": encoded}, return_tensors="pt").to(self.device)
-        torch.manual_seed(seed)
-        out = self.model.generate(**{k: batch[k] for k in ("input_ids", "attention_mask")}, **sampling)
-        return [
-            self._cut(p, row) for p, row in zip(prompts, out[:, batch["input_ids"].shape[1] :].tolist(), strict=True)
-        ]
-
-    def _cut(self, prompt: str, ids: list[int]) -> Answer:
-        stops = self.model.generation_config.eos_token_id
-        end = next((i for i, token in enumerate(ids) if token in stops), None)
-        kept = tuple(ids[:end])
-        return Answer(prompt, self.tokenizer.decode(kept), kept, end is not None)
-
-
 def answer_figures(answers: list[Answer]) -> dict[str, float]:
     lengths = sorted(len(answer.ids) for answer in answers)
     return {
-        "ended": sum(answer.ended for answer in answers) / len(answers),
-        "repeating": sum(repeats(answer.ids) for answer in answers) / len(answers),
-        "empty": sum(not answer.text.strip() for answer in answers) / len(answers),
+        "answers": len(answers),
+        "ended": round(sum(answer.ended for answer in answers) / len(answers), 4),
+        "repeating": round(sum(repeats(answer.ids) for answer in answers) / len(answers), 4),
+        "empty": round(sum(not answer.text.strip() for answer in answers) / len(answers), 4),
         "median_tokens": lengths[len(lengths) // 2],
     }

@@ -5,7 +5,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from recipes.nano.answers import Chat, answer_figures, read_openers
+from safetensors.numpy import save_file
+
+from recipes.nano.answers import answer_all, answer_figures, read_openers
 from recipes.nano.config import PRESETS, Preset
 from recipes.nano.corpus import Tokens, read_documents, split_held_back, tokenise
 from recipes.nano.device import pick_device
@@ -32,6 +34,7 @@ def train(
     tokenizer: Path | None,
     teacher: Path | None,
     minutes: float,
+    checkpoint_seconds: float,
     plan: dict[str, Any],
     seed: int | None,
 ) -> int:
@@ -45,7 +48,8 @@ def train(
     tokens = tokenise(read_documents(corpus, "train-*.jsonl.gz"), load_tokenizer(folder), close=True)
     teaching = import_model(teacher, pick_device()) if teacher else None
     run = Run(Preset(shape, settled), *split_held_back(tokens, settled.seed), out, teaching)
-    if not run.advance(Clock(stop_after_seconds=60 * minutes - (time.monotonic() - start))):
+    left_seconds = 60 * minutes - (time.monotonic() - start)
+    if not run.advance(Clock(left_seconds, checkpoint_seconds)):
         return UNFINISHED
     export_model(run.model, folder, out / "hf")
     evaluate(out / "hf", corpus, out / "heldout.json")
@@ -78,11 +82,23 @@ def agreement(model: Path, other: Path, corpus: Path, figures_to: Path | None) -
     _report({"greedy_agreement": round(share, 4)}, figures_to)
 
 
-def answers(model: Path, prompts: Path, sampling: dict[str, Any], figures_to: Path | None) -> None:
-    given = Chat(model, pick_device()).answer(read_openers(prompts), **sampling)
+def answers(
+    model: Path | None,
+    prompts: Path,
+    rounds: int,
+    seed: int,
+    sampling: dict[str, Any],
+    trace_to: Path | None,
+    figures_to: Path | None,
+) -> None:
+    """Do answers end, do they loop; with `trace_to`, the routing of all of them as `steerpipe replay` reads it."""
+    given, trace = answer_all(model, read_openers(prompts) * rounds, seed, sampling)
     for answer in given[:10]:
         print(f"> {answer.prompt}\n{answer.text}\n")
-    _report(answer_figures(given), figures_to)
+    if trace_to is not None:
+        save_file(trace, trace_to)
+    tokens = {"decoded_tokens": len(trace["routing"]), "prompt_tokens": len(trace["prompt_routing"])}
+    _report(answer_figures(given) | tokens, figures_to)
 
 
 def _held_out(model: Path, corpus: Path) -> Tokens:

@@ -83,7 +83,7 @@ PRESETS = {
         TrainPlan(epochs=1.5, weight_decay=0.02, dropout=0.0, teacher_share=0.7),
     ),
     "smoke": Preset(
-        ModelShape(320, 64, layers=2, hidden=32, heads=2, experts=8, top_k=2, expert_width=16, shared_width=32),
+        ModelShape(320, 256, layers=2, hidden=32, heads=2, experts=8, top_k=2, expert_width=16, shared_width=32),
         TrainPlan(epochs=2.0, tokens_per_step=256, warmup_steps=2),
     ),
 }

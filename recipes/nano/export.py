@@ -8,22 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from recipes.nano.config import CHAT_END_ID, END_OF_TEXT_ID, ModelShape
 from recipes.nano.model import Block, Decoder, DenseMlp, MoeMlp
+from steerpipe.model.tensors import expert_names
+from steerpipe.store.reader import is_pack, open_pack
 
-# A starting point, not yet measured: `python -m recipes.nano answers` on chat openers is how to choose them.
+# Chosen by `python -m recipes.nano answers` on 80 chat openers: benchmarks/notes/2026-11-15-nano-answers.md.
 GENERATION_DEFAULTS = {
     "do_sample": True,
     "temperature": 0.7,
     "top_p": 0.9,
     "top_k": 0,
-    "repetition_penalty": 1.1,
+    "repetition_penalty": 1.3,
     "max_new_tokens": 256,
 }
+CARD = Path(__file__).parent / "card.md"
 
 
 def config_json(shape: ModelShape) -> dict[str, Any]:
@@ -117,6 +119,7 @@ def export_model(model: Decoder, tokenizer_folder: Path, out: Path, dtype: torch
     out.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(tokenizer_folder / name, out / name)
+    shutil.copyfile(CARD, out / "README.md")
     config = config_json(model.shape) | {"torch_dtype": str(dtype).removeprefix("torch.")}
     generation = GENERATION_DEFAULTS | {"eos_token_id": [CHAT_END_ID, END_OF_TEXT_ID], "pad_token_id": END_OF_TEXT_ID}
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -128,9 +131,19 @@ def export_model(model: Decoder, tokenizer_folder: Path, out: Path, dtype: torch
 
 @torch.no_grad()
 def import_model(folder: Path, device: torch.device) -> Decoder:
-    """A folder written by `export_model` as a training model in float32."""
+    """A folder written by `export_model`, or a pack of one (its codes times its scales), as a model in float32."""
     model = Decoder(shape_of(json.loads((folder / "config.json").read_text())))
-    with safe_open(folder / "model.safetensors", framework="pt") as stored:
-        for name, view in named_views(model):
-            view.copy_(stored.get_tensor(name))
+    tensors = _pack_tensors(folder) if is_pack(folder) else load_file(folder / "model.safetensors")
+    for name, view in named_views(model):
+        view.copy_(tensors[name])
     return model.to(device).eval()
+
+
+def _pack_tensors(folder: Path) -> dict[str, Tensor]:
+    pack = open_pack(folder)
+    tensors = pack.read_dense()
+    for layer in pack.spec.moe_layers:
+        for expert in range(pack.spec.moe(layer).experts):
+            names = expert_names(pack.family.names, layer, expert)
+            tensors.update(zip((names.gate, names.up, names.down), pack.read_expert(layer, expert), strict=True))
+    return tensors

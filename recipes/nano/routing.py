@@ -1,6 +1,7 @@
 """How a trained model routes: load, locality and lookahead, on held-out text.
 
-load entropy    of the share of tokens that each expert of a layer gets; 1 is even
+load percent    of a layer's choices that fall on each expert; even is 100 / experts
+load entropy    of these shares; 1 is even
 reuse           share of a token's experts that the token before it used in the same layer
 lookahead       share of layer l + d's experts among the top-k of its own norm and router applied to the residual stream
                 after the attention of layer l, before any expert of layers l ... l + d - 1 has run
@@ -85,6 +86,8 @@ def routing_statistics(model: Decoder, tokens: Tokens, batch_tokens: int, lru_to
         "tokens": positions,
         "load_entropy": _rounded(load_entropy(load)),
         "least_expert_share_of_even": _rounded(load.min(-1).values * experts / load.sum(-1)),
+        "most_expert_share_of_even": _rounded(load.max(-1).values * experts / load.sum(-1)),
+        "load_percent": [_rounded(100 * layer / layer.sum()) for layer in load],
         "previous_token_reuse": _rounded(reuse / pairs),
         "lookahead_recall": {str(depth): round(float(share.mean()), 4) for depth, share in recall.items()},
         "lookahead_recall_by_source_layer": {str(depth): _rounded(share) for depth, share in recall.items()},

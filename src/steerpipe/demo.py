@@ -1,4 +1,4 @@
-"""`steerpipe demo`: what this engine computes, shown against transformers on tiny models of every family."""
+"""`steerpipe demo`: the embedded model answers with less and less memory, then every family against transformers."""
 
 import tempfile
 import warnings
@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from steerpipe.core.events import Completion
 from steerpipe.doctor.cpu import model_name
 from steerpipe.runtime.pipeline import Pipeline
 from steerpipe.tiny import FAMILIES, write_tiny
@@ -18,6 +19,10 @@ _PROMPT = "The experts that a token needs are known only when it is there; or ar
 _NEW_TOKENS = 64
 _THREADS = 1
 _MOST_DIFFERENCE = 1e-3  # of log probabilities; fp32 gives 2e-5 at most
+_QUESTION = "Do you like dogs?"
+_BUDGETS = ("auto", "50%", "25%", "12.5%")  # auto: all of them, where they fit
+_ANSWER_TOKENS = 48
+_SEED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +44,31 @@ class FamilyCheck:
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetCheck:
+    """The embedded model's answer with so many experts in memory, against the answer with all of them."""
+
+    budget: str
+    slots: int
+    hit_rate: float  # share of the routed experts that were in memory
+    tokens_per_second: float
+    changes_bits: bool
+
+
+@dataclass(frozen=True, slots=True)
 class DemoReport:
-    """All families, and the machine that the speeds are of."""
+    """All families, the embedded model at every budget, and the machine that the speeds are of."""
 
     machine: str
     threads: int
     families: tuple[FamilyCheck, ...]
+    question: str
+    answer: str
+    budgets: tuple[BudgetCheck, ...]
 
     @property
     def differing(self) -> list[str]:
-        return [check.family for check in self.families if check.differs]
+        budgets = [f"the embedded model at {check.budget}" for check in self.budgets if check.changes_bits]
+        return budgets + [check.family for check in self.families if check.differs]
 
     @property
     def verdict(self) -> str:
@@ -83,7 +103,7 @@ def check_family(family: str, folder: Path) -> FamilyCheck:
         same_tokens=sum(a == b for a, b in zip(ours.token_ids, expected_ids, strict=True)),
         chunking_changes_bits=ours.logprobs != chunked.logprobs,
         budget_changes_bits=ours.logprobs != squeezed.logprobs,
-        tokens_per_second=(ours.timings.predicted_n - 1) / ours.timings.predicted_ms * 1e3,  # the first is the prompt's
+        tokens_per_second=_rate(ours),
     )
 
 
@@ -104,18 +124,67 @@ def _transformers(folder: Path, prompt: tuple[int, ...]) -> tuple[list[int], lis
     return ids, [float(logprobs[i, token]) for i, token in enumerate(ids)]
 
 
+def check_budgets(console: Console) -> tuple[str, tuple[BudgetCheck, ...]]:
+    """The embedded model's answer, shown as it comes, and what each budget makes of it."""
+    checks: list[BudgetCheck] = []
+    whole: Completion | None = None
+    for budget in _BUDGETS:
+        with Pipeline(fast_memory=budget, profile=False, dtype="float32", threads=_THREADS) as pipe:
+            answer = pipe.stream(_QUESTION, seed=_SEED, max_tokens=_ANSWER_TOKENS, logprobs=0)
+            for event in answer:
+                if whole is None:
+                    console.print(event.text, end="", style="cyan", soft_wrap=True, highlight=False, markup=False)
+            given, counters = answer.completion, pipe.counters()
+            whole = whole or given
+            checks.append(
+                BudgetCheck(
+                    budget=budget,
+                    slots=pipe.budget.slots,
+                    hit_rate=counters.hits / counters.leased if counters and counters.leased else 1.0,
+                    tokens_per_second=_rate(given),
+                    changes_bits=given.logprobs != whole.logprobs or given.token_ids != whole.token_ids,
+                )
+            )
+    assert whole is not None, "there is at least one budget"
+    return whole.text, tuple(checks)
+
+
+def _rate(answer: Completion) -> float:
+    return (answer.timings.predicted_n - 1) / answer.timings.predicted_ms * 1e3  # the first is the prompt's
+
+
 def run_demo(console: Console) -> DemoReport:
-    """All families, as a table with a verdict under it. Takes some seconds."""
+    """The embedded model, then all families, a table each, and a verdict. Takes some seconds."""
+    console.print(f"[bold]> {_QUESTION}[/bold]")
+    answer, budgets = check_budgets(console)
+    console.print()
+    console.print(_budget_table(budgets))
     checks = []
     with tempfile.TemporaryDirectory() as scratch, console.status("writing and comparing tiny checkpoints"):
         for family in FAMILIES:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 checks.append(check_family(family, Path(scratch) / family))
-    report = DemoReport(model_name(), _THREADS, tuple(checks))
+    report = DemoReport(model_name(), _THREADS, tuple(checks), _QUESTION, answer, budgets)
     console.print(_table(report))
     console.print(report.verdict, style="bold red" if report.differing else "green", soft_wrap=True, highlight=False)
     return report
+
+
+def _budget_table(budgets: tuple[BudgetCheck, ...]) -> Table:
+    table = Table(title="the embedded model, 1,440 experts of which only so many may be in memory")
+    for name in ("budget", "experts in memory", "found there", "tokens/s", "the same answer"):
+        table.add_column(name, justify="right")
+    for check in budgets:
+        table.add_row(
+            check.budget,
+            str(check.slots),
+            f"{check.hit_rate:.0%}",
+            f"{check.tokens_per_second:.0f}",
+            "other bits" if check.changes_bits else "same bits",
+            style="bold red" if check.changes_bits else "",
+        )
+    return table
 
 
 def _table(report: DemoReport) -> Table:

@@ -149,3 +149,26 @@ def test_the_context_that_was_asked_for_is_the_context_that_there_is() -> None:
 def test_less_than_one_block_of_keys_and_values_is_an_error_that_names_its_size() -> None:
     with pytest.raises(CapacityError, match=r"128 tokens take 4\.88 MiB"):
         resolve(EngineConfig(kv_memory="1MiB"), LAPTOP)
+
+
+@pytest.mark.parametrize("pin", ["0", "1GiB"])
+def test_page_locked_memory_without_a_gpu_is_refused(pin: str) -> None:
+    with pytest.raises(ConfigError, match="only a GPU copies from page-locked memory") as caught:
+        resolve(EngineConfig(pin=pin), LAPTOP)
+    assert "leave pin out" in caught.value.fix
+    with pytest.raises(ConfigError, match="the device is cpu"):
+        resolve(EngineConfig(pin=pin, device="cpu"), WORKSTATION)
+    assert resolve(EngineConfig(pin=pin), WORKSTATION).device == "cuda"
+
+
+def test_on_a_gpu_the_experts_beside_the_cache_count_as_they_are_packed() -> None:
+    """12 GB of experts in bfloat16 leave 2 GB less than an eighth; as int4 they leave half of 20 GB."""
+    large = replace(WORKSTATION, expert_parameters=10**10, model_context=10**6)
+    as_bf16 = resolve(EngineConfig(), large).kv_memory_bytes
+    as_int4 = resolve(EngineConfig(), replace(large, expert_block_bytes=53 * 10**8)).kv_memory_bytes
+    left = 24 * GIB - 2 * 10**9
+    assert as_bf16 <= left // 8 or as_bf16 <= (left - 2 * 10**10) // 2
+    assert left // 8 < as_int4 <= (left - 53 * 10**8) // 2
+    on_cpu = replace(large, expert_block_bytes=53 * 10**8)
+    config = EngineConfig(device="cpu", dtype="bfloat16")
+    assert resolve(config, on_cpu).kv_memory_bytes == resolve(config, large).kv_memory_bytes  # compute-ready there

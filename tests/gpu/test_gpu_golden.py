@@ -1,7 +1,8 @@
 """The four families on CUDA: against transformers, against the CPU, and across chunkings.
 
-cuBLAS picks its kernel by shape and may look at a row's place, so across chunkings the claim on a GPU is a tolerance,
-not bits (DESIGN, the row rule); how many rows are bit-identical is printed.
+GpuDecoder over a CudaSource with every expert resident; decode is captured graphs. cuBLAS picks its kernel by shape and
+may look at a row's place, so across chunkings the claim on a GPU is a tolerance, not bits (DESIGN, the row rule); how
+many rows are bit-identical is printed.
 """
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from steerpipe import Pipeline
 from tests.support import reference, tiny
 from tests.support.running import Loaded, Recorder, loaded
-from tests.support.tiny import FAMILIES
+from tests.support.tiny import FAMILIES, Tiny
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,12 +26,21 @@ SPLITS = (5, 6, 22, 80, 127, 129)
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
+def model_of(family: str) -> Tiny:
+    """Heads of one width in all families: they share most kernels, and compiling takes longer than running."""
+    return tiny.tiny(family, **({"head_dim": 12} if family == "qwen3_moe" else {}))
+
+
 def on(device: str, family: str, dtype: torch.dtype) -> Loaded:
-    return loaded(tiny.tiny(family).folder, dtype, torch.device(device))
+    if device == "cpu":
+        return loaded(model_of(family).folder, dtype)
+    from tests.support.gpu import loaded_gpu, pack_of  # needs Triton
+
+    return loaded_gpu(pack_of(model_of(family).folder), dtype, torch.device(device))
 
 
 def tokens_of(family: str) -> list[int]:
-    return tiny.tiny(family).tokens(LENGTH)
+    return model_of(family).tokens(LENGTH)
 
 
 def run(model: Loaded, way: str, tokens: list[int]) -> tuple[torch.Tensor, Recorder]:
@@ -59,7 +69,7 @@ def alike_so_far(left: Recorder, right: Recorder) -> torch.Tensor:
 @pytest.mark.parametrize("way", ["whole", "in chunks", "token by token", "token by token in the batched class"])
 @every_family
 def test_fp32_on_cuda_is_within_1e_4_of_transformers(family: str, way: str) -> None:
-    want = reference.compute(tiny.tiny(family).reference, tokens_of(family))
+    want = reference.compute(model_of(family).reference, tokens_of(family))
     logits, sink = run(on("cuda", family, torch.float32), way, tokens_of(family))
     difference = float((logits - want.logits).abs().max())
     print(f"{family}, {way}: {difference:.1e}")
@@ -93,7 +103,7 @@ def test_chunkings_on_cuda_agree_within_tolerance(family: str, dtype: torch.dtyp
 
 @every_family
 def test_64_greedy_tokens_on_cuda_are_those_of_transformers(family: str) -> None:
-    prompt = tiny.tiny(family).tokens(21, seed=1)
-    with Pipeline(tiny.tiny(family).folder, dtype="float32", device="cuda", prefill_chunk=16) as pipe:
+    prompt = model_of(family).tokens(21, seed=1)
+    with Pipeline(model_of(family).folder, dtype="float32", device="cuda", prefill_chunk=16) as pipe:
         answer = pipe.generate(prompt, temperature=0.0, max_tokens=64, ignore_eos=True)
-    assert list(answer.token_ids) == reference.greedy(tiny.tiny(family).reference, prompt, 64)
+    assert list(answer.token_ids) == reference.greedy(model_of(family).reference, prompt, 64)

@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import os
 import random
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from recipes.nano.__main__ import main
@@ -24,8 +26,14 @@ from recipes.nano.export import export_model, import_model
 from recipes.nano.model import Decoder, load_entropy
 from recipes.nano.optimizer import UPDATE_RMS, MuonAdamW, newton_schulz
 from recipes.nano.routing import lru_hit_rate, overlap, routing_statistics
-from recipes.nano.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+from recipes.nano.tokenizer import OPENING, load_tokenizer, save_tokenizer, train_tokenizer
 from recipes.nano.train import Clock, Run, rate_factor
+from steerpipe import Pipeline
+from steerpipe.model.checkpoint import open_checkpoint
+from steerpipe.store.formats import DenseFormat, ExpertFormat
+from steerpipe.store.pack import write_pack
+from steerpipe.store.plan import PackOptions
+from steerpipe.transfer.trace_file import read_recording
 
 CPU = torch.device("cpu")
 SMOKE = PRESETS["smoke"]
@@ -129,7 +137,7 @@ def test_nano_is_the_size_that_ships() -> None:
 
 def test_a_run_stopped_by_the_clock_asks_to_be_called_again(corpus: Path, tmp_path: Path) -> None:
     command = ["train", "--smoke", "--corpus", str(corpus), "--out", str(tmp_path), "--plan", '{"epochs": 0.2}']
-    assert main([*command, "--minutes", "0"]) == UNFINISHED
+    assert main([*command, "--minutes", "0", "--checkpoint-seconds", "5"]) == UNFINISHED
     assert (tmp_path / CHECKPOINT).exists()
     assert not (tmp_path / "hf").exists()
     assert main(command) == 0
@@ -173,6 +181,23 @@ def test_a_checkpoint_of_another_plan_is_refused(tokens: Tokens, tmp_path: Path)
     Run(SMOKE, tokens, tokens, tmp_path).save()
     with pytest.raises(ValueError, match=r"epochs 2.0 -> 3.0"):
         Run(Preset(SMOKE.shape, SMOKE.plan.changed(epochs=3.0)), tokens, tokens, tmp_path)
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint(
+    tokens: Tokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(SMOKE, tokens, tokens, tmp_path)
+    step = run._step
+
+    def killed_at_step_5() -> tuple[torch.Tensor, torch.Tensor]:
+        if run.progress.step == 5:
+            raise KeyboardInterrupt
+        return step()
+
+    monkeypatch.setattr(run, "_step", killed_at_step_5)
+    with pytest.raises(KeyboardInterrupt):
+        run.advance(Clock(checkpoint_every_seconds=0.0))
+    assert Run(SMOKE, tokens, tokens, tmp_path).progress.step == 5
 
 
 def test_a_half_written_checkpoint_is_not_one(tokens: Tokens, tmp_path: Path) -> None:
@@ -226,15 +251,15 @@ def test_bits_per_byte_of_a_uniform_model() -> None:
 
 
 def test_bits_per_byte_by_hand() -> None:
-    tokens, model = toy_tokens(100), Decoder(SMOKE.shape).eval()
+    tokens, model = toy_tokens(400), Decoder(SMOKE.shape).eval()
     nats = 0.0
-    for window in torch.from_numpy(tokens.ids.astype(np.int64)).split(64):
+    for window in torch.from_numpy(tokens.ids.astype(np.int64)).split(SMOKE.shape.context):
         inputs = torch.cat([torch.tensor([END_OF_TEXT_ID]), window[:-1]])
         bounds = torch.tensor([0, len(window)], dtype=torch.int32)
         with torch.no_grad():
             logits = model.logits(model(inputs, torch.arange(len(window)), bounds)[0])
         nats -= float(logits.log_softmax(-1)[torch.arange(len(window)), window].sum())
-    assert bits_per_byte(model, tokens, 4096)["a"].bits_per_byte == pytest.approx(nats / math.log(2) / 200, rel=1e-6)
+    assert bits_per_byte(model, tokens, 4096)["a"].bits_per_byte == pytest.approx(nats / math.log(2) / 800, rel=1e-6)
 
 
 def test_a_window_does_not_see_its_neighbours() -> None:
@@ -364,7 +389,13 @@ def test_the_chat_template_is_chatml(tokenizer_folder: Path) -> None:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder)
     chat = [{"role": "user", "content": "hi"}]
     text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert text == OPENING + "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_system_message_replaces_the_opening_small_talk(tokenizer_folder: Path) -> None:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder)
+    text = tokenizer.apply_chat_template([{"role": "system", "content": "be brief"}], tokenize=False)
+    assert text == "<|im_start|>system\nbe brief<|im_end|>\n"
 
 
 def test_repeats_means_four_grams_four_times() -> None:
@@ -372,12 +403,48 @@ def test_repeats_means_four_grams_four_times() -> None:
     assert not repeats((1, 2, 3, 4) * 3)
     assert not repeats((1, 2))
     figures = answer_figures([Answer("p", "text", (1, 2, 3, 4) * 4, ended=False), Answer("p", " ", (), ended=True)])
-    assert figures == {"ended": 0.5, "repeating": 0.5, "empty": 0.5, "median_tokens": 16}
+    assert figures == {"answers": 2, "ended": 0.5, "repeating": 0.5, "empty": 0.5, "median_tokens": 16}
 
 
-def test_answers_command_reads_openers(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prompts = tmp_path / "openers.jsonl"
-    prompts.write_text(json.dumps({"turns": ["alpha beta", "again"]}) + "\n" + json.dumps({"turns": ["of the"]}) + "\n")
-    sampling = '{"max_new_tokens": 8, "do_sample": false}'
-    assert main(["answers", str(trained / "hf"), "--prompts", str(prompts), "--sampling", sampling]) == 0
-    assert set(json.loads(capsys.readouterr().out.splitlines()[-1])) == {"ended", "repeating", "empty", "median_tokens"}
+def test_answers_are_counted_and_their_routing_is_a_trace(trained: Path, tmp_path: Path) -> None:
+    openers, trace, figures = (tmp_path / name for name in ("openers.jsonl", "trace.safetensors", "figures.json"))
+    openers.write_text(json.dumps({"turns": ["of", "again"]}) + "\n" + json.dumps({"turns": ["the"]}) + "\n")
+    options = ["--prompts", str(openers), "--rounds", "2", "--sampling", '{"max_tokens": 3, "ignore_eos": true}']
+    pack = tmp_path / "pack"
+    write_pack(open_checkpoint(trained / "hf"), pack, PackOptions(ExpertFormat.INT4, DenseFormat.INT8))
+    main(["answers", str(pack), *options, "--trace", str(trace), "--json", str(figures)])
+    told = json.loads(figures.read_text())
+    assert (told["answers"], told["ended"], told["median_tokens"]) == (4, 0.0, 3)
+    recording = read_recording(trace, experts=8)
+    assert recording.routing.shape == (4 * 2, 2, 2)  # the last token of an answer is never read
+    assert recording.sequence.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    stored = load_file(trace)
+    assert len(stored["prompt_routing"]) == told["prompt_tokens"] == len(stored["prompt_sequence"])
+    with Pipeline(pack, threads=1) as pipe:
+        first, second = (pipe.encode(opener) for opener in ("of", "the"))
+    shared = len(os.path.commonprefix([first, second]))
+    assert shared > 10
+    own = [len(first) - shared, len(second) - shared]
+    assert np.bincount(stored["prompt_sequence"]).tolist() == [len(first), own[1], *own]
+
+
+def test_a_pack_is_scored_by_what_its_codes_mean(trained: Path, corpus: Path, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(trained / "hf")
+    write_pack(checkpoint, tmp_path / "same", PackOptions())
+    write_pack(checkpoint, tmp_path / "int4", PackOptions(ExpertFormat.INT4, DenseFormat.INT8))
+    exact, same, coarse = (
+        import_model(folder, CPU) for folder in (trained / "hf", tmp_path / "same", tmp_path / "int4")
+    )
+    for left, right, quantised in zip(exact.parameters(), same.parameters(), coarse.parameters(), strict=True):
+        assert torch.equal(left, right)
+        assert (left - quantised).norm() < 0.15 * left.norm() + 1e-6
+    assert any(not torch.equal(a, b) for a, b in zip(exact.parameters(), coarse.parameters(), strict=True))
+    main(["evaluate", str(tmp_path / "int4"), "--corpus", str(corpus), "--json", str(tmp_path / "scores.json")])
+    whole = json.loads((trained / "heldout.json").read_text())["total"]["bits_per_byte"]
+    assert json.loads((tmp_path / "scores.json").read_text())["total"]["bits_per_byte"] == pytest.approx(
+        whole, rel=0.05
+    )
+
+
+def test_what_is_exported_carries_its_card(trained: Path) -> None:
+    assert "Trained on" in (trained / "hf" / "README.md").read_text()

@@ -80,7 +80,7 @@ def test_the_second_run_starts_where_the_first_ended(pack: Path) -> None:
     assert len(learnt["counts"]) == 24 and 0 < len(learnt["warm"]) <= 12
     with Pipeline(pack, fast_memory="50%") as second:
         second.experts.check_integrity()  # type: ignore[attr-defined]  # waits until nothing moves
-        assert len(second.experts.resident) == 12  # type: ignore[attr-defined]
+        assert len(second.experts.residents) == 12  # type: ignore[attr-defined]
         warm = second.generate(PROMPT, **GREEDY)
         counters = second.counters()
         assert counters is not None and counters.prefetch.hits > 0

@@ -148,7 +148,7 @@ def test_fast_memory_is_how_many_experts_have_slots(model: Path, share: str) -> 
         pipe.generate(prompts(1, 40)[0], max_tokens=8, **GREEDY)
         assert isinstance(pipe.experts, LadderSource)
         assert pipe.budget.slots == 32 * int(share[:-1]) // 100
-        assert len(pipe.experts.resident) <= pipe.budget.slots
+        assert len(pipe.experts.residents) <= pipe.budget.slots
         counters = pipe.counters()
         assert counters is not None and counters.evictions > 0
 

@@ -105,3 +105,19 @@ def test_formats_by_their_names() -> None:
         parse_expert_format("int5")
     with pytest.raises(ConfigError, match="'int4'"):
         parse_dense_format("int4")
+
+
+@given(form=st.sampled_from(ExpertFormat), hidden=st.sampled_from([64, 96, 320]), width=st.sampled_from([32, 48, 80]))
+def test_a_form_says_where_the_parts_lie(form: ExpertFormat, hidden: int, width: int) -> None:
+    layout = plan_block(form, hidden, width)
+    said = layout.form
+    assert (said.format, said.hidden, said.width) == (form.value, hidden, width)
+    assert (said.gate_up, said.down) == (layout.part("gate_up").offset, layout.part("down").offset)
+    assert (said.gate_up_group, said.down_group) == (layout.gate_up_group, layout.down_group)
+    if form.quantised:
+        assert said.gate_up_scale == layout.part("gate_up.scale").offset > 0
+        assert said.down_scale == layout.part("down.scale").offset > 0
+        assert layout.part("gate_up.scale").columns * said.gate_up_group == hidden
+        assert layout.part("down.scale").columns * said.down_group == width
+    else:
+        assert said.gate_up_scale == said.down_scale == said.gate_up_group == said.down_group == 0

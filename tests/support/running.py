@@ -19,7 +19,7 @@ from steerpipe.core.ids import SequenceId
 from steerpipe.core.protocols import ExpertSource, Lease, RoutingSink, Wave
 from steerpipe.model.cells import CELL
 from steerpipe.model.checkpoint import open_checkpoint
-from steerpipe.model.decoder import Decoder, decode_rows, prefill_rows
+from steerpipe.model.decoder import Decoder, StepDecoder, decode_rows, prefill_rows
 from steerpipe.model.kv_cache import KvPool, KvSequence
 from steerpipe.model.spec import ModelSpec
 from steerpipe.model.weights import build_weights
@@ -34,20 +34,20 @@ class Loaded:
     """Logits of every row, in every way in which a sequence can be computed. All return [tokens, vocab], fp32."""
 
     spec: ModelSpec
-    decoder: Decoder
-    experts: ExpertSource
+    decoder: StepDecoder[Any]
+    experts: Any  # an ExpertSource, or on a GPU (tests/support/gpu.py) a BlockSource
     pool: KvPool
 
     def prefill(
         self, tokens: Sequence[int], splits: Sequence[int] = (), kv: KvSequence | None = None,
-        experts: ExpertSource | None = None, sink: RoutingSink | None = None,
+        experts: Any = None, sink: RoutingSink | None = None,
     ) -> Tensor:  # fmt: skip
         """In chunks that end at `splits` (positions within `tokens`); goes on after what `kv` holds."""
         own = self.pool.sequence() if kv is None else kv
         edges = sorted({0, len(tokens), *splits})
         parts = []
         for start, end in itertools.pairwise(edges):
-            rows = prefill_rows(_ID, own, tokens[start:end], self.decoder.device)
+            rows = prefill_rows(_ID, own, tokens[start:end], self.decoder.rows_device)
             parts.append(self.decoder.forward(rows, experts or self.experts, range(end - start), sink))
         if kv is None:
             own.free()
@@ -58,7 +58,7 @@ class Loaded:
         own = self.pool.sequence() if kv is None else kv
         parts = []
         for token in tokens:
-            rows = decode_rows([_ID], [own], [token], self.decoder.device, cell=1)
+            rows = decode_rows([_ID], [own], [token], self.decoder.rows_device, cell=1)
             parts.append(self.decoder.forward(rows, self.experts, [0], sink))
         if kv is None:
             own.free()
@@ -66,11 +66,11 @@ class Loaded:
 
     def batch(
         self, kvs: Sequence[KvSequence], tokens: Sequence[int],
-        experts: ExpertSource | None = None, sink: RoutingSink | None = None,
+        experts: Any = None, sink: RoutingSink | None = None,
     ) -> Tensor:  # fmt: skip
         """One step of the batched class: [sequences, vocab]."""
         ids = [SequenceId(i) for i in range(len(kvs))]
-        rows = decode_rows(ids, kvs, tokens, self.decoder.device, cell=CELL)
+        rows = decode_rows(ids, kvs, tokens, self.decoder.rows_device, cell=CELL)
         return self.decoder.forward(rows, experts or self.experts, range(len(kvs)), sink)
 
     def batched(self, tokens: Sequence[int], sink: RoutingSink | None = None) -> Tensor:

@@ -129,7 +129,7 @@ def test_any_leases_and_guesses_give_the_same_bits_and_counters_that_add_up(
         cut = sum(each.cancelled_bytes for each in (counts.demand, counts.prefetch, counts.draft))
         block = next(iter(source._ladder.addresses.values())).size_bytes
         assert counts.read_bytes == arrived * block + cut
-        assert len(source.resident) <= slots
+        assert len(source.residents) <= slots
 
 
 def test_an_expert_is_loaded_at_most_once_per_lease() -> None:
@@ -194,12 +194,12 @@ def test_a_prompt_evicts_no_more_than_the_transient_limit() -> None:
         for layer in range(2):
             read_all(source, layer, ALL)  # a full cache
         source.check_integrity()
-        before = set(source.resident)
+        before = set(source.residents)
         assert len(before) >= slots - default_transient_limit(slots)
         for layer in range(LAYERS):
             read_all(source, layer, ALL, keep=[])
         source.check_integrity()
-        assert len(before - set(source.resident)) <= default_transient_limit(slots)
+        assert len(before - set(source.residents)) <= default_transient_limit(slots)
 
 
 def test_the_tail_of_a_prompt_is_kept() -> None:
@@ -208,8 +208,8 @@ def test_the_tail_of_a_prompt_is_kept() -> None:
             read_all(source, layer, ALL)
         read_all(source, 2, ALL, keep=[2, 5])
         source.check_integrity()
-        assert {ExpertId(2, 2), ExpertId(2, 5)} <= set(source.resident)
-        assert not {ExpertId(2, 0), ExpertId(2, 7)} & set(source.resident)
+        assert {ExpertId(2, 2), ExpertId(2, 5)} <= set(source.residents)
+        assert not {ExpertId(2, 0), ExpertId(2, 7)} & set(source.residents)
 
 
 def test_nothing_is_dropped_while_slots_are_free() -> None:
@@ -217,7 +217,7 @@ def test_nothing_is_dropped_while_slots_are_free() -> None:
         for layer in range(LAYERS):
             read_all(source, layer, ALL, keep=[])
         source.check_integrity()
-        assert len(source.resident) >= 24 - default_transient_limit(24)
+        assert len(source.residents) >= 24 - default_transient_limit(24)
 
 
 # --- guesses
@@ -231,7 +231,7 @@ def test_the_next_layer_is_read_ahead_when_half_of_a_layer_was_used() -> None:
         read_all(source, 0, ALL[:4])
         source.check_integrity()
         assert source.counters().prefetch.transfers == default_transient_limit(8)
-        ahead = [expert for expert in source.resident if expert.layer == 1]
+        ahead = [expert for expert in source.residents if expert.layer == 1]
         assert len(ahead) == default_transient_limit(8)
         read_all(source, 1, [expert.expert for expert in ahead])
         assert source.counters().prefetch.hits == len(ahead)
@@ -244,18 +244,18 @@ def test_the_most_frequent_experts_of_the_next_layer_are_read_ahead_first() -> N
         read_all(source, 2, [0, 1, 2])  # evicts them
         read_all(source, 0, ALL)
         source.check_integrity()
-        assert [expert.expert for expert in source.resident if expert.layer == 1] == [6, 7]
+        assert [expert.expert for expert in source.residents if expert.layer == 1] == [6, 7]
 
 
 def test_what_was_read_ahead_and_is_not_wanted_gives_its_slot_back() -> None:
     with LadderSource.open(tiny_pack(), slots=8, dtype=torch.float32) as source:
         read_all(source, 0, ALL)
         source.check_integrity()
-        ahead = {expert.expert for expert in source.resident if expert.layer == 1}
+        ahead = {expert.expert for expert in source.residents if expert.layer == 1}
         other = next(expert for expert in ALL if expert not in ahead)
         read_all(source, 1, [other])
         source.check_integrity()
-        assert [expert for expert in source.resident if expert.layer == 1] == [ExpertId(1, other)]
+        assert [expert for expert in source.residents if expert.layer == 1] == [ExpertId(1, other)]
 
 
 def test_a_guess_that_is_demanded_is_continued_and_counted_as_late() -> None:
@@ -298,7 +298,7 @@ def test_a_cancelled_guess_is_cut_at_the_next_chunk() -> None:
         source.check_integrity()
         counts = source.counters()
         assert (counts.prefetch.cancelled, counts.prefetch.cancelled_bytes) == (1, 4096)
-        assert source.resident == []
+        assert source.residents == []
         assert read_all(source, 1, [4]) == [4]
 
 
@@ -314,7 +314,7 @@ def test_a_guess_whose_deadline_has_passed_is_dropped_at_the_next_lease() -> Non
             pass
         link.gates[held].set()
         source.check_integrity()
-        assert source.resident == [held]
+        assert source.residents == [held]
         assert source.counters().prefetch.cancelled == 1
 
 
@@ -340,10 +340,10 @@ def test_guesses_never_evict_what_is_protected_or_leased() -> None:
             next(lease.waves())
             assert source.prefetch([ExpertId(2, 0), ExpertId(2, 1)], Reason.PREFETCH, math.inf) == 0
         source.check_integrity()
-        assert source.resident == [ExpertId(0, 0), ExpertId(0, 1)]
+        assert source.residents == [ExpertId(0, 0), ExpertId(0, 1)]
         assert source.prefetch([ExpertId(2, 0), ExpertId(2, 1)], Reason.PREFETCH, math.inf) == 1
         source.check_integrity()
-        assert ExpertId(0, 0) in source.resident
+        assert ExpertId(0, 0) in source.residents
 
 
 def test_the_warm_set_is_kept_like_what_was_demanded() -> None:
@@ -353,7 +353,7 @@ def test_the_warm_set_is_kept_like_what_was_demanded() -> None:
         source.check_integrity()
         read_all(source, 0, [3], keep=[])
         source.check_integrity()
-        assert source.resident == warm
+        assert source.residents == warm
 
 
 # --- budgets, threads, ends
@@ -479,7 +479,7 @@ def test_a_failed_guess_is_forgotten_and_the_demand_tries_again() -> None:
         source.prefetch([expert], Reason.PREFETCH, math.inf)
         source.check_integrity()
         assert source.counters().failures == 1
-        assert source.resident == []
+        assert source.residents == []
         assert read_all(source, 0, [5]) == [5]
 
 

@@ -12,10 +12,10 @@ from typing import Annotated
 import typer
 
 from steerpipe import __version__
-from steerpipe.cli import generate, machine, packs, replay
+from steerpipe.cli import bench, generate, machine, packs, replay
 from steerpipe.cli.shared import app
 
-__all__ = ["app", "generate", "machine", "main", "packs", "replay"]
+__all__ = ["app", "bench", "generate", "machine", "main", "packs", "replay"]
 
 
 def _show_version(wanted: bool) -> None:

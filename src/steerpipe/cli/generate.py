@@ -45,6 +45,7 @@ def generate(
     kv_memory: Annotated[str | None, typer.Option(help="memory for keys and values, such as 512MiB")] = None,
     fast_memory: Annotated[str | None, typer.Option(help="slots for experts: auto, 4GiB, or 25% of them")] = None,
     ram: Annotated[str | None, typer.Option(help="memory for experts in RAM, slots included without a GPU")] = None,
+    pin: Annotated[str | None, typer.Option(help="how much of it a GPU copies from directly: auto, 8GiB, 0")] = None,
     pace: Annotated[str | None, typer.Option(help="slow the link to the experts to so many bytes per second")] = None,
     policy: Annotated[str | None, typer.Option(help="which expert leaves a slot first: lfru or lru")] = None,
     profile: Annotated[
@@ -62,8 +63,8 @@ def generate(
 
     flags = {
         "dtype": dtype, "device": device, "threads": threads, "max_context": max_context,
-        "prefill_chunk": prefill_chunk, "kv_memory": kv_memory, "fast_memory": fast_memory, "ram": ram, "pace": pace,
-        "policy": policy, "profile": profile, "cache_dir": cache_dir,
+        "prefill_chunk": prefill_chunk, "kv_memory": kv_memory, "fast_memory": fast_memory, "ram": ram, "pin": pin,
+        "pace": pace, "policy": policy, "profile": profile, "cache_dir": cache_dir,
     }  # fmt: skip
     sampling = {
         "max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,

@@ -56,7 +56,7 @@ class BlockSource(Protocol):
     def form(self, layer: int) -> BlockForm: ...
 
     def table(self, layer: int) -> "Tensor":
-        """[E] int64, on the device: where each expert's block begins; 0 while it is not there. Always the same tensor."""
+        """[E] int64, on the device: where each expert's block begins; 0: it is not there. Always the same tensor."""
         ...
 
     def lease(

@@ -40,7 +40,10 @@ class EngineConfig:
     kv_memory: str | None = None  # "512MiB"; None: what the batch needs, within the memory that is free
     max_batch: int = 8  # sequences decoded together
     fast_memory: str = "auto"  # slots for experts: "auto", bytes ("4GiB") or a share of all experts ("25%")
-    ram: str | None = None  # bytes for experts in RAM, slots included where there is no GPU; None: the slots alone
+    # Bytes for experts in RAM. Without a GPU the slots are among them, and None means the slots alone; with one it is
+    # what lies behind the slots, and None means all that fits.
+    ram: str | None = None
+    pin: str = "auto"  # of that, page-locked for a GPU: "auto" (all of it), bytes, or "0" (none)
     pace: str | None = None  # bytes per second to which the link to the experts is slowed; None: not slowed
     policy: Policy = "lfru"  # which expert leaves when a slot is needed
     profile: bool = True  # what one run learnt about the experts warms the next
@@ -88,6 +91,10 @@ def _is_amount(value: object) -> bool:
         return False
 
 
+def _is_auto_or_bytes(value: object) -> bool:
+    return value in ("auto", "0") or _is_amount(value)
+
+
 def _truth(text: str) -> object:
     return {"true": True, "1": True, "false": False, "0": False}.get(text.strip().lower(), text)
 
@@ -108,6 +115,7 @@ _RULES: dict[str, _Rule] = {
     "max_batch": _count(),
     "fast_memory": _Rule('"auto", an amount of bytes such as "4GiB", or a share such as "25%"', _is_share_or_amount),
     "ram": _Rule('an amount of bytes as text, such as "512MiB"', _is_amount),
+    "pin": _Rule('"auto", an amount of bytes such as "8GiB", or "0"', _is_auto_or_bytes),
     "pace": _Rule('bytes per second as text, such as "2GB"', _is_amount),
     "policy": _one_of("lru", "lfru"),
     "profile": _Rule("true or false", lambda value: isinstance(value, bool), _truth),

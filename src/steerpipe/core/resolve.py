@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from steerpipe.core.budget import refuse_pin
 from steerpipe.core.config import EngineConfig
 from steerpipe.core.errors import CapacityError, ConfigError
 from steerpipe.core.geometry import KV_BLOCK_TOKENS
@@ -28,6 +29,7 @@ class Facts:
     model_context: int  # tokens that the model was made for
     kv_elements_per_token: int  # keys and values of all layers
     expert_parameters: int = 0  # of all routed experts, which may come and go
+    expert_block_bytes: int | None = None  # all of them as packed, which is how a GPU holds them; None: unknown
     layer_matrix_elements: int = 1 << 20  # the largest matrix inside a layer
 
 
@@ -58,6 +60,8 @@ class ResolvedConfig:
 def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
     """Raises ConfigError where a setting is impossible here, CapacityError where the memory is too small."""
     device, device_reason = _device(config, facts)
+    if device == "cpu":
+        refuse_pin(config)
     dtype, dtype_reason = _dtype(config, facts, device)
     threads, threads_reason = _threads(config, facts)
     block_bytes = facts.kv_elements_per_token * ITEM_BYTES[dtype] * KV_BLOCK_TOKENS
@@ -126,7 +130,8 @@ def _kv_limit(config: EngineConfig, facts: Facts, device: str, dtype: str) -> tu
         return parse_bytes(config.kv_memory), "as set"
     free = facts.free_cuda_bytes if device == "cuda" else facts.free_ram_bytes
     left = free - facts.resident_parameters * ITEM_BYTES[dtype]
-    beside_all_experts = left - facts.expert_parameters * ITEM_BYTES[dtype]
+    expert_bytes = facts.expert_block_bytes if device == "cuda" else None
+    beside_all_experts = left - (expert_bytes or facts.expert_parameters * ITEM_BYTES[dtype])
     if beside_all_experts // 2 >= left // 8:
         return max(0, beside_all_experts // 2), "half of the memory that the weights leave free"
     return max(0, left // 8), "an eighth of the memory that experts and keys and values share"

@@ -6,23 +6,25 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from torch import Tensor
 
 from steerpipe.core.errors import RequestError, SteerpipeError
 from steerpipe.core.events import Completion, FinishReason, RoutingRecord, SequenceFailed, TokenEvent
 from steerpipe.core.ids import SequenceId
-from steerpipe.core.protocols import ExpertSource, RoutingSink
+from steerpipe.core.protocols import RoutingSink
 from steerpipe.core.random import fresh_seed
 from steerpipe.engine.request import Request, Sequence
 from steerpipe.engine.scheduler import DecodeStep, PrefillStep, Scheduler, reserved_blocks
 from steerpipe.engine.tokenizer import TextCodec
 from steerpipe.model.cells import CELL
-from steerpipe.model.decoder import Decoder, StepRows, decode_rows, prefill_rows
+from steerpipe.model.decoder import StepDecoder, StepRows, decode_rows, prefill_rows
 from steerpipe.model.kv_cache import KvPool
 from steerpipe.model.sampling import Sampled, sample_row
 
 Event = TokenEvent | SequenceFailed
+Experts = TypeVar("Experts")  # what the decoder at hand computes with: an ExpertSource or a BlockSource
 
 
 @dataclass(slots=True)
@@ -52,8 +54,8 @@ class Engine:
 
     def __init__(
         self,
-        decoder: Decoder,
-        experts: ExpertSource,
+        decoder: StepDecoder[Experts],
+        experts: Experts,
         pool: KvPool,
         codec: TextCodec,
         *,
@@ -63,8 +65,12 @@ class Engine:
         prefill_chunk: int,
         sink: RoutingSink | None = None,
     ) -> None:
-        self._decoder = decoder
-        self._experts = experts
+        def compute(rows: StepRows, wanted: Items[int], sink: RoutingSink | None) -> Tensor:
+            return decoder.forward(rows, experts, wanted, sink)
+
+        self._compute = compute
+        self._rows_device = decoder.rows_device
+        self._vocab = decoder.spec.vocab
         self._pool = pool
         self._codec = codec
         self._ends = end_tokens
@@ -138,7 +144,7 @@ class Engine:
         sequence.started = sequence.started or time.perf_counter()
         try:
             with _undone_on_error(sequence):
-                rows = prefill_rows(sequence.id, sequence.kv, step.tokens, self._decoder.device, last=step.last)
+                rows = prefill_rows(sequence.id, sequence.kv, step.tokens, self._rows_device, last=step.last)
                 logits = self._forward(rows, [len(step.tokens) - 1] if step.last else [])
                 sampled = sample_row(logits[0], sequence.sampling_context()) if step.last else None
         except SteerpipeError as error:
@@ -162,7 +168,7 @@ class Engine:
             [s.id for s in sequences],
             [s.kv for s in sequences],
             [s.answer[-1] for s in sequences],
-            self._decoder.device,
+            self._rows_device,
             cell=CELL if step.batched else 1,
         )
         logits = self._forward(rows, range(len(sequences)))
@@ -171,7 +177,7 @@ class Engine:
     def _forward(self, rows: StepRows, wanted: Items[int]) -> Tensor:
         """Routing is published when the whole step has succeeded: one that fails may be run again."""
         records = _Records()
-        logits = self._decoder.forward(rows, self._experts, wanted, records if self._sink else None)
+        logits = self._compute(rows, wanted, records if self._sink else None)
         if self._sink is not None:
             for record in records.held:
                 self._sink.observe(record)
@@ -193,7 +199,7 @@ class Engine:
 
     def _answer_limit(self, request: Request) -> int:
         """Most tokens the answer may have; checks the prompt on the way."""
-        prompt, vocab = request.prompt_ids, self._decoder.spec.vocab
+        prompt, vocab = request.prompt_ids, self._vocab
         if not prompt:
             raise RequestError("the prompt is empty", fix="give at least one token of text")
         strange = next((i for i in prompt if not 0 <= i < vocab), None)

@@ -5,6 +5,7 @@ R rows (padded to cells), V valid rows, H hidden.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from steerpipe.model.rope import RopeTable, rotate
 from steerpipe.model.spec import AttentionSpec, ModelSpec, QkNorm
 from steerpipe.model.weights import LayerWeights, ModelWeights
 
+Experts = TypeVar("Experts", contravariant=True)
 PROMPT_TAIL = 4  # tokens; 4 of top-4 touch about a quarter of 60 experts, what a tight budget holds
 
 
@@ -104,6 +106,24 @@ def decode_rows(
     )
 
 
+class StepDecoder(Protocol[Experts]):
+    """What an engine drives: `Decoder` over an ExpertSource, `gpu.GpuDecoder` over a BlockSource."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def rows_device(self) -> torch.device:
+        """Where the tensors of a StepRows belong."""
+        ...
+
+    def forward(
+        self, rows: StepRows, experts: Experts, wanted: Sequence[int], sink: RoutingSink | None = None
+    ) -> Tensor:
+        """Logits [len(wanted), vocab], fp32, of the valid rows `wanted` (indices into `rows.valid`)."""
+        ...
+
+
 class Decoder:
     """Computes logits; owns no sequence state. One thread at a time."""
 
@@ -116,6 +136,10 @@ class Decoder:
     @property
     def dtype(self) -> torch.dtype:
         return self._weights.embed.dtype
+
+    @property
+    def rows_device(self) -> torch.device:
+        return self.device
 
     @torch.inference_mode()
     def forward(

@@ -1,9 +1,11 @@
 """Keys and values in reference-counted blocks: append, truncate, fork, free, and nothing else.
 
-A block holds 128 consecutive positions of every layer. Drafts, prefix reuse, `n` answers and speculation are all
-built from forks: a fork shares blocks and copies one only when it writes into it.
+A block holds 128 consecutive positions of every layer, in one allocation: CUDA kernels find it by one address and add
+a layer's offset. Drafts, prefix reuse, `n` answers and speculation are all built from forks: a fork shares blocks and
+copies one only when it writes into it.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -19,9 +21,11 @@ BLOCK = KV_BLOCK_TOKENS
 
 @dataclass(slots=True, eq=False)
 class _Block:
-    """One pool entry. `layers[i]` is [2, kv_heads, BLOCK, head_dim]: keys, then values."""
+    """One pool entry. `layers[i]` is [2, kv_heads, BLOCK, head_dim]: keys, then values; all are views of `memory`."""
 
+    memory: Tensor  # [block_bytes / itemsize]
     layers: list[Tensor]
+    address: int
     holders: int = 1
 
 
@@ -38,8 +42,18 @@ class KvPool:
 
     @property
     def block_bytes(self) -> int:
-        values = sum(2 * layer.attention.kv_heads * BLOCK * layer.attention.head_dim for layer in self.spec.layers)
-        return values * self.dtype.itemsize
+        return sum(self._values) * self.dtype.itemsize
+
+    @property
+    def layer_bytes(self) -> tuple[int, ...]:
+        """Where each layer begins in a block."""
+        ends = itertools.accumulate(self._values, initial=0)
+        return tuple(end * self.dtype.itemsize for end in ends)[:-1]
+
+    @property
+    def _values(self) -> list[int]:
+        """Numbers that one block holds, layer by layer."""
+        return [2 * layer.attention.kv_heads * BLOCK * layer.attention.head_dim for layer in self.spec.layers]
 
     @property
     def live_blocks(self) -> int:
@@ -58,11 +72,10 @@ class KvPool:
         self._live += 1
         if self._idle:
             block = self._idle.pop()
-            for layer in block.layers:
-                layer.zero_()  # a masked key's probability is 0, and 0 times a stale infinity is not
+            block.memory.zero_()  # a masked key's probability is 0, and 0 times a stale infinity is not
             block.holders = 1
             return block
-        return _Block([self._empty(layer.attention.kv_heads, layer.attention.head_dim) for layer in self.spec.layers])
+        return self._new()
 
     def drop(self, block: _Block) -> None:
         assert block.holders > 0, "a KV block was freed twice"
@@ -71,8 +84,13 @@ class KvPool:
             self._live -= 1
             self._idle.append(block)
 
-    def _empty(self, kv_heads: int, head_dim: int) -> Tensor:
-        return torch.zeros(2, kv_heads, BLOCK, head_dim, dtype=self.dtype, device=self.device)
+    def _new(self) -> _Block:
+        memory = torch.zeros(sum(self._values), dtype=self.dtype, device=self.device)
+        layers = [
+            part.view(2, layer.attention.kv_heads, BLOCK, layer.attention.head_dim)
+            for part, layer in zip(memory.split(self._values), self.spec.layers, strict=True)
+        ]
+        return _Block(memory, layers, memory.data_ptr())
 
 
 class KvSequence:
@@ -98,12 +116,16 @@ class KvSequence:
             raise
         if shared:
             own = taken.pop()
-            for mine, theirs in zip(own.layers, self._blocks[tail].layers, strict=True):
-                mine.copy_(theirs)
+            own.memory.copy_(self._blocks[tail].memory)
             self._pool.drop(self._blocks[tail])
             self._blocks[tail] = own
         self._blocks.extend(taken)
         self.length = end
+
+    @property
+    def addresses(self) -> list[int]:
+        """Where each block begins in the device's memory, in the order of positions."""
+        return [block.address for block in self._blocks]
 
     def write(self, layer: int, start: int, keys: Tensor, values: Tensor) -> None:
         """keys, values: [n, kv_heads, head_dim] for positions start … start + n - 1, which lie in one block."""

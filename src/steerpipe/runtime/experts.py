@@ -1,43 +1,105 @@
 """Chooses where the experts of a model lie: all in memory, or in slots over RAM and disk."""
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
 import torch
 
 from steerpipe.core.budget import ExpertBudget, ExpertFacts, plan_budget
+from steerpipe.core.budget_cuda import plan_cuda_budget
 from steerpipe.core.config import EngineConfig
-from steerpipe.core.errors import ConfigError
+from steerpipe.core.ids import ExpertId
 from steerpipe.core.protocols import ExpertSource
-from steerpipe.store.progress import Progress
+from steerpipe.core.resolve import Facts, ResolvedConfig
+from steerpipe.store.progress import Progress, silent
 from steerpipe.store.reader import Pack
 from steerpipe.store.resident import ResidentExperts
+from steerpipe.transfer.counters import LadderCounters
 from steerpipe.transfer.source import LadderSource, slot_bytes
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
-def expert_facts(pack: Pack, dtype: torch.dtype) -> ExpertFacts:
+    from steerpipe.core.blocks import BlockSource
+    from steerpipe.store.policies import Policy
+
+Source = TypeVar("Source")
+
+
+class Ladder(Protocol):
+    """What a LadderSource and a CudaSource have in common: counts, something learnt, and an end."""
+
+    @property
+    def policy(self) -> "Policy": ...
+
+    @property
+    def experts(self) -> tuple[ExpertId, ...]:
+        """In the policy's numbering."""
+        ...
+
+    @property
+    def residents(self) -> list[ExpertId]: ...
+
+    @property
+    def tokens(self) -> float: ...
+
+    def warm(self, experts: "Iterable[ExpertId]") -> int: ...
+
+    def counters(self) -> LadderCounters: ...
+
+    def close(self) -> None: ...
+
+
+def expert_facts(pack: Pack, dtype: torch.dtype, device: str) -> ExpertFacts:
+    """A slot of a GPU holds the raw block; elsewhere it holds what is computed with."""
     experts = sum(pack.spec.moe(layer).experts for layer in pack.spec.moe_layers)
     if not experts:
         return ExpertFacts(0, 0, 0)
     largest = max(pack.layout(layer).block_bytes for layer in pack.spec.moe_layers)
-    return ExpertFacts(experts, slot_bytes(pack, dtype), largest)
+    return ExpertFacts(experts, largest if device == "cuda" else slot_bytes(pack, dtype), largest)
 
 
-def settle_budget(pack: Pack, config: EngineConfig, dtype: torch.dtype, device: str, free_bytes: int) -> ExpertBudget:
-    """The budget for the experts of a pack; `free_bytes` is what the dense weights and the KV cache leave."""
-    budget = plan_budget(config, expert_facts(pack, dtype), free_bytes)
-    if device == "cuda" and not budget.resident:
-        raise ConfigError(
-            "experts on demand are not computed on CUDA yet",
-            fix="run with device = cpu, or use a format in which all experts fit on the GPU",
-        )
-    return budget
+def settle_budget(config: EngineConfig, resolved: ResolvedConfig, facts: Facts, experts: ExpertFacts) -> ExpertBudget:
+    """What the experts get of the memory that dense weights and the KV cache leave."""
+    dense_bytes = facts.resident_parameters * getattr(torch, resolved.dtype).itemsize
+    taken = resolved.kv_memory_bytes + dense_bytes
+    if resolved.device == "cuda":
+        return plan_cuda_budget(config, experts, facts.free_cuda_bytes - taken, facts.free_ram_bytes)
+    return plan_budget(config, experts, facts.free_ram_bytes - taken)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened(Generic[Source]):
+    """Experts as a decoder wants them. `ladder`: the same, where they come and go or have an end; else None."""
+
+    source: Source
+    ladder: Ladder | None
 
 
 def open_experts(
     pack: Pack, budget: ExpertBudget, policy: str, dtype: torch.dtype, device: torch.device, progress: Progress | None
-) -> ExpertSource:
+) -> Opened[ExpertSource]:
     """Loads everything, or opens the ladder, which loads as experts are asked for."""
     if budget.resident:
-        return ResidentExperts.load(pack, dtype, device, progress)
-    return LadderSource.open(
+        return Opened(ResidentExperts.load(pack, dtype, device, progress), None)
+    ladder = LadderSource.open(
         pack, slots=budget.slots, dtype=dtype, device=device, ram_bytes=budget.ram_bytes, policy=policy,
         pace=budget.pace,
     )  # fmt: skip
+    return Opened(ladder, ladder)
+
+
+def open_blocks(
+    pack: Pack, budget: ExpertBudget, policy: str, device: torch.device, progress: Progress | None
+) -> "Opened[BlockSource]":
+    """Slots on the GPU over page-locked and other RAM and the disk; what fits in RAM is read now."""
+    from steerpipe.model.gpu.experts import NoBlocks  # Triton, and the CUDA driver: only where there is a GPU
+    from steerpipe.transfer.cuda.source import CudaSource
+
+    if not budget.slots:
+        return Opened(NoBlocks(), None)
+    ladder = CudaSource.open(
+        pack, slots=budget.slots, device=device, pinned_bytes=budget.pinned_bytes,
+        ram_bytes=budget.ram_bytes - budget.pinned_bytes, policy=policy, pace=budget.pace, progress=progress or silent,
+    )  # fmt: skip
+    return Opened(ladder, ladder)

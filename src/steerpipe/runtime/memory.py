@@ -1,5 +1,6 @@
 """What lies where, with bytes: the table that a run prints before it starts."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from steerpipe.core.budget import ExpertBudget, ExpertFacts
@@ -26,12 +27,21 @@ def memory_rows(
     ]
     if experts.experts:
         share = budget.slots / experts.experts
-        slots = f"{budget.slots} of {experts.experts} experts ({share:.1%}), compute-ready: {budget.reason}"
+        held = "as packed" if config.device == "cuda" else "compute-ready"
+        slots = f"{budget.slots} of {experts.experts} experts ({share:.1%}), {held}: {budget.reason}"
         rows.append(MemoryRow("expert slots", fast, budget.slots * experts.slot_bytes, slots))
-    if budget.ram_bytes:
-        held = f"{budget.ram_bytes // experts.block_bytes} raw blocks"
-        rows.append(MemoryRow("experts behind the slots", "RAM", budget.ram_bytes, held))
+    rows.extend(_behind(budget, experts.block_bytes))
     if not budget.resident:
         pace = f", slowed to {budget.pace / 1e9:.3g} GB/s" if budget.pace else ""
         rows.append(MemoryRow("all experts", "disk", experts.experts * experts.block_bytes, f"the pack{pace}"))
     return tuple(rows)
+
+
+def _behind(budget: ExpertBudget, block_bytes: int) -> Iterator[MemoryRow]:
+    """RAM behind the slots: page-locked memory, which a GPU copies from by itself, and the rest."""
+    pageable = budget.ram_bytes - budget.pinned_bytes
+    if budget.pinned_bytes:
+        held = f"{budget.pinned_bytes // block_bytes} raw blocks: {budget.ram_reason}"
+        yield MemoryRow("experts behind the slots", "page-locked RAM", budget.pinned_bytes, held)
+    if pageable:
+        yield MemoryRow("experts behind the slots", "RAM", pageable, f"{pageable // block_bytes} raw blocks")

@@ -9,10 +9,11 @@ with Pipeline("path/to/model") as pipe:
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 
+from steerpipe.core.blocks import BlockSource
 from steerpipe.core.config import EngineConfig, cache_folder, load_config
 from steerpipe.core.errors import ConfigError, RequestError
 from steerpipe.core.events import Completion
@@ -23,11 +24,11 @@ from steerpipe.engine.engine import Engine
 from steerpipe.engine.request import Request
 from steerpipe.engine.tokenizer import TextCodec
 from steerpipe.model.checkpoint import read_folder_spec
-from steerpipe.model.decoder import Decoder
+from steerpipe.model.decoder import Decoder, StepDecoder
 from steerpipe.model.kv_cache import KvPool
 from steerpipe.model.weights import build_weights
 from steerpipe.runtime.answer import Answer, AnswerDesk
-from steerpipe.runtime.experts import expert_facts, open_experts, settle_budget
+from steerpipe.runtime.experts import Ladder, Opened, expert_facts, open_blocks, open_experts, settle_budget
 from steerpipe.runtime.facts import gather_facts
 from steerpipe.runtime.generation import GenerationDefaults, read_defaults
 from steerpipe.runtime.memory import memory_rows
@@ -35,9 +36,9 @@ from steerpipe.runtime.models import find_model, open_model
 from steerpipe.runtime.profiles import ProfileKeeper
 from steerpipe.runtime.prompts import Prompt, encode_prompt, is_chat
 from steerpipe.transfer.counters import LadderCounters
-from steerpipe.transfer.source import LadderSource
 
 Progress = Callable[[int, int], None]
+Experts = TypeVar("Experts", ExpertSource, BlockSource)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ class _Working:
     """What an open pipeline holds and a closed one does not."""
 
     desk: AnswerDesk
-    experts: ExpertSource
+    experts: ExpertSource | BlockSource
+    ladder: Ladder | None
     profile: ProfileKeeper | None
 
 
@@ -74,7 +76,7 @@ class Pipeline:
         _, self.spec = read_folder_spec(self.folder)  # what is cheap to check is checked before the weights are touched
         self.codec = TextCodec.load(self.folder)
         self.defaults: GenerationDefaults = read_defaults(self.folder, self.codec.eos_token_ids)
-        facts = gather_facts(self.spec)
+        facts = gather_facts(self.spec, self.folder)
         self.config: ResolvedConfig = resolve(config, facts)
         self._pack = open_model(self.folder, cache_folder(config), progress)
         self._budget(config, facts)
@@ -82,20 +84,30 @@ class Pipeline:
 
     def _budget(self, config: EngineConfig, facts: Facts) -> None:
         """Settles how many experts lie where, before any of them is loaded."""
-        dtype: torch.dtype = getattr(torch, self.config.dtype)
-        free = facts.free_cuda_bytes if self.config.device == "cuda" else facts.free_ram_bytes
-        left = free - self.config.kv_memory_bytes - facts.resident_parameters * dtype.itemsize
-        self.budget = settle_budget(self._pack, config, dtype, self.config.device, left)
-        self.memory = memory_rows(self.config, facts, self.budget, expert_facts(self._pack, dtype))
+        experts = expert_facts(self._pack, getattr(torch, self.config.dtype), self.config.device)
+        self.budget = settle_budget(config, self.config, facts, experts)
+        self.memory = memory_rows(self.config, facts, self.budget, experts)
 
     def _build(self, config: EngineConfig, sink: RoutingSink | None, progress: Progress | None) -> _Working:
         torch.set_num_threads(self.config.threads)
         device, dtype = torch.device(self.config.device), getattr(torch, self.config.dtype)
         weights = build_weights(self.spec, self._pack.family.names, self._pack.read_dense(), dtype, device)
         pool = KvPool(self.spec, dtype, device, capacity_blocks=self.config.kv_blocks)
+        if device.type == "cuda":
+            from steerpipe.model.gpu.decoder import GpuDecoder  # Triton: only where there is a GPU
+
+            blocks = open_blocks(self._pack, self.budget, config.policy, device, progress)
+            decoder = GpuDecoder(self.spec, weights, pool, device, max_batch=self.config.max_batch)
+            return self._join(decoder, blocks, pool, config, sink)
         experts = open_experts(self._pack, self.budget, config.policy, dtype, device, progress)
+        return self._join(Decoder(self.spec, weights, device), experts, pool, config, sink)
+
+    def _join(
+        self, decoder: StepDecoder[Experts], opened: Opened[Experts], pool: KvPool, config: EngineConfig,
+        sink: RoutingSink | None,
+    ) -> _Working:  # fmt: skip
         engine = Engine(
-            Decoder(self.spec, weights, device), experts, pool, self.codec,
+            decoder, opened.source, pool, self.codec,
             end_tokens=self.defaults.end_tokens,
             max_context=self.config.max_context,
             max_batch=self.config.max_batch,
@@ -103,10 +115,10 @@ class Pipeline:
             sink=sink,
         )  # fmt: skip
         profile = None
-        if config.profile and isinstance(experts, LadderSource):
-            profile = ProfileKeeper(experts, cache_folder(config))
+        if config.profile and opened.ladder is not None and not self.budget.resident:
+            profile = ProfileKeeper(opened.ladder, self._pack, cache_folder(config))
             profile.warm(self.budget.slots)
-        return _Working(AnswerDesk(engine, self.config.threads), experts, profile)
+        return _Working(AnswerDesk(engine, self.config.threads), opened.source, opened.ladder, profile)
 
     def generate(self, prompt: Prompt, *, raw: bool = False, **sampling: Any) -> Completion:
         """One answer, complete."""
@@ -144,10 +156,11 @@ class Pipeline:
 
     def counters(self) -> LadderCounters | None:
         """What the memory ladder has done since the start; None where every expert is resident."""
-        return self.experts.counters() if isinstance(self.experts, LadderSource) else None
+        ladder = self._working.ladder
+        return None if ladder is None or self.budget.resident else ladder.counters()
 
     @property
-    def experts(self) -> ExpertSource:
+    def experts(self) -> ExpertSource | BlockSource:
         """Where the experts come from."""
         return self._working.experts
 
@@ -169,8 +182,8 @@ class Pipeline:
         parts.desk.close_all()
         if parts.profile is not None:
             parts.profile.keep()
-        if isinstance(parts.experts, LadderSource):
-            parts.experts.close()
+        if parts.ladder is not None:
+            parts.ladder.close()
 
     def __enter__(self) -> Self:
         return self

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import numpy as np
 
+from steerpipe.runtime.experts import Ladder
 from steerpipe.runtime.models import EMBEDDED
 from steerpipe.store.policies import Lfru
 from steerpipe.store.profile import Profile, load_profile, profile_file, save_profile
-from steerpipe.transfer.source import LadderSource
+from steerpipe.store.reader import Pack
 
 
 class ProfileKeeper:
     """Warms a ladder when a run starts, and keeps what it learnt when the run ends."""
 
-    def __init__(self, source: LadderSource, cache: Path) -> None:
-        pack = source.pack
+    def __init__(self, source: Ladder, pack: Pack, cache: Path) -> None:
         self._source = source
         self._identity = f"{pack.manifest.source}-{pack.manifest.expert_format.value}"
         self.file = profile_file(pack.folder, self._identity, cache, embedded=pack.folder == EMBEDDED)
@@ -37,4 +37,4 @@ class ProfileKeeper:
         counts = [0.0] * len(source.experts)
         if isinstance(source.policy, Lfru):
             counts = source.policy.counts(source.tokens).tolist()
-        return save_profile(self.file, Profile(self._identity, tuple(counts), tuple(source.resident)))
+        return save_profile(self.file, Profile(self._identity, tuple(counts), tuple(source.residents)))

@@ -7,6 +7,7 @@ a block. gate_up is one matrix, gate rows then up rows. Parts start at multiples
 
 from dataclasses import dataclass
 
+from steerpipe.core.blocks import BlockForm
 from steerpipe.core.errors import PackError
 from steerpipe.store.formats import ExpertFormat
 
@@ -48,6 +49,22 @@ class BlockLayout:
     def weights(self) -> int:
         """Numbers of one expert, scales not counted."""
         return 3 * self.hidden * self.width
+
+    @property
+    def form(self) -> BlockForm:
+        """What a kernel has to know of it."""
+        begins = {part.name: part.offset for part in self.parts}
+        return BlockForm(
+            format=self.format.value,
+            hidden=self.hidden,
+            width=self.width,
+            gate_up=begins["gate_up"],
+            down=begins["down"],
+            gate_up_scale=begins.get("gate_up.scale", 0),
+            down_scale=begins.get("down.scale", 0),
+            gate_up_group=self.gate_up_group,
+            down_group=self.down_group,
+        )
 
 
 def plan_block(form: ExpertFormat, hidden: int, width: int, group: int | None = None) -> BlockLayout:

@@ -5,7 +5,7 @@ With a quarter of 24 x 60 experts (top-4) resident, LRU hits 46 %, LFRU 52 % and
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -24,12 +24,39 @@ class Policy(Protocol):
         """A use. `now` never goes back. O(1)."""
         ...
 
+    def touch_many(self, numbers: Sequence[int], now: float) -> None:
+        """As `touch` for each, all different; of eight at once for little more than the price of one."""
+        ...
+
+    def victims(self, candidates: NDArray[np.int64], count: int, now: float) -> list[int]:
+        """Whom `victim` would name one after the other if nothing were used meanwhile: at most `count`."""
+        ...
+
     def victim(self, candidates: NDArray[np.int64], now: float) -> int:
         """One of `candidates` (ascending, at least one); of equals the lowest number. Changes nothing."""
         ...
 
 
-class Lru:
+class _Ranked:
+    """Every expert has a score: the lowest goes first, of equals the lowest number."""
+
+    def scores(self, candidates: NDArray[np.int64], now: float) -> NDArray[np.float64]:
+        raise NotImplementedError
+
+    def victim(self, candidates: NDArray[np.int64], now: float) -> int:
+        return int(candidates[self.scores(candidates, now).argmin()])
+
+    def victims(self, candidates: NDArray[np.int64], count: int, now: float) -> list[int]:
+        scores = self.scores(candidates, now).copy()
+        chosen: dict[int, None] = {}
+        for _ in range(min(count, len(candidates))):  # ten times the least of 2,000: half of what a partition takes
+            lowest = scores.argmin()
+            chosen[int(candidates[lowest])] = None
+            scores[lowest] = np.inf
+        return list(chosen)
+
+
+class Lru(_Ranked):
     """The one whose last use is longest ago."""
 
     def __init__(self, experts: int) -> None:
@@ -38,11 +65,14 @@ class Lru:
     def touch(self, number: int, now: float) -> None:
         self._last[number] = now
 
-    def victim(self, candidates: NDArray[np.int64], now: float) -> int:
-        return int(candidates[self._last[candidates].argmin()])
+    def touch_many(self, numbers: Sequence[int], now: float) -> None:
+        self._last[list(numbers)] = now
+
+    def scores(self, candidates: NDArray[np.int64], now: float) -> NDArray[np.float64]:
+        return self._last[candidates]
 
 
-class Lfru:
+class Lfru(_Ranked):
     """The least frequently used, where a use's weight halves every `half_life_tokens`.
 
     Held as log2 of sum(2 ** (time / half life)): ages alike for all experts, so nothing is ever aged, and nothing
@@ -59,8 +89,12 @@ class Lfru:
         larger, smaller = (held, added) if held > added else (added, held)
         self._weight[number] = larger + math.log2(1.0 + 2.0 ** (smaller - larger))
 
-    def victim(self, candidates: NDArray[np.int64], now: float) -> int:
-        return int(candidates[self._weight[candidates].argmin()])
+    def touch_many(self, numbers: Sequence[int], now: float) -> None:
+        those = np.array(numbers, dtype=np.int64)
+        self._weight[those] = np.logaddexp2(self._weight[those], now / self._half_life)
+
+    def scores(self, candidates: NDArray[np.int64], now: float) -> NDArray[np.float64]:
+        return self._weight[candidates]
 
     def counts(self, now: float) -> NDArray[np.float64]:
         """[experts]: decayed number of uses at `now` (no use later than that): what a profile keeps."""
@@ -78,7 +112,7 @@ class Lfru:
         return now + gap * (self._half_life / math.log(2.0))
 
 
-class ForecastAware:
+class ForecastAware(_Ranked):
     """The one whose next use is expected last: as somebody forecast it, else as LFRU's rate says.
 
     A forecast holds until its expert is used or its time has passed, and is replaced by a later one.
@@ -96,13 +130,16 @@ class ForecastAware:
         self._past.touch(number, now)
         self._next[number] = -np.inf
 
-    def victim(self, candidates: NDArray[np.int64], now: float) -> int:
+    def touch_many(self, numbers: Sequence[int], now: float) -> None:
+        self._past.touch_many(numbers, now)
+        self._next[list(numbers)] = -np.inf
+
+    def scores(self, candidates: NDArray[np.int64], now: float) -> NDArray[np.float64]:
         told = self._next[candidates]
-        expected = np.where(told >= now, told, self._past.expected_use(candidates, now))
-        return int(candidates[expected.argmax()])
+        return -np.where(told >= now, told, self._past.expected_use(candidates, now))
 
 
-class Belady:
+class Belady(_Ranked):
     """The one whose next use is farthest, from a recorded future: the bound that no policy beats. For replay."""
 
     def __init__(self, experts: int, uses: Iterable[tuple[int, float]]) -> None:
@@ -120,8 +157,12 @@ class Belady:
             times.pop()
         self._next[number] = times[-1]
 
-    def victim(self, candidates: NDArray[np.int64], now: float) -> int:
-        return int(candidates[self._next[candidates].argmax()])
+    def touch_many(self, numbers: Sequence[int], now: float) -> None:
+        for number in numbers:
+            self.touch(number, now)
+
+    def scores(self, candidates: NDArray[np.int64], now: float) -> NDArray[np.float64]:
+        return -self._next[candidates]
 
 
 def make_policy(

@@ -5,10 +5,11 @@
 
 A pin keeps an expert where it is; only what is READY and unpinned is ever evicted. A *transient* expert is not worth
 keeping (most of a prompt's): its slot is free at its last unpin, and only `transient_limit` of them hold slots at once.
+Where transients *linger* they stay READY instead, and their slots are the first to be given to others, oldest first.
 `now` counts tokens, not seconds: what is worth keeping does not depend on how quick the machine is.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -50,7 +51,9 @@ class _Held:
 class SlotTable:
     """The slots of one size class, shared by every expert whose block fits them."""
 
-    def __init__(self, experts: Sequence[ExpertId], slots: int, policy: Policy, transient_limit: int) -> None:
+    def __init__(
+        self, experts: Sequence[ExpertId], slots: int, policy: Policy, transient_limit: int, *, lingers: bool = False
+    ) -> None:  # fmt: skip
         assert slots >= SMALLEST_SLOTS, f"{slots} slots: a layer cannot be computed with fewer than {SMALLEST_SLOTS}"
         assert transient_limit >= 1, f"a transient limit of {transient_limit} would stop every prompt"
         self._experts = tuple(experts)
@@ -62,6 +65,9 @@ class SlotTable:
         self._held: dict[ExpertId, _Held] = {}
         self._free = list(range(slots))[::-1]  # slot 0 is given first
         self._transients = 0
+        self._lingers = lingers
+        self._lingering: dict[int, None] = {}  # transient, READY and unpinned, the oldest first
+        self._nominees: dict[int, None] = {}  # the policy's next victims, as long as nothing else became evictable
         # Per expert number, so that a victim is found by a few array operations:
         self._idle: NDArray[np.bool_] = np.zeros(len(self._experts), dtype=np.bool_)  # READY and unpinned
         self._exposed: NDArray[np.bool_] = np.ones(len(self._experts), dtype=np.bool_)  # not protected
@@ -84,6 +90,11 @@ class SlotTable:
     def transients(self) -> int:
         """Transient experts that hold slots: never more than the limit."""
         return self._transients
+
+    @property
+    def lingering(self) -> Collection[int]:
+        """Numbers of transient experts that are first to go, the oldest first. A view."""
+        return self._lingering
 
     def state(self, expert: ExpertId) -> Residency:
         held = self._held.get(expert)
@@ -110,17 +121,20 @@ class SlotTable:
         """Every READY expert, ascending by number: the warm set of a profile."""
         return [expert for expert in self._experts if self.state(expert) is Residency.READY]
 
-    def begin(self, expert: ExpertId, *, transient: bool, now: float, speculative: bool = False) -> Placement | None:
+    def begin(
+        self, expert: ExpertId, *, transient: bool, now: float, speculative: bool = False, sparing: Collection[int] = ()
+    ) -> Placement | None:
         """ABSENT → LOADING in a free slot, else in that of the policy's victim. None: no slot may be had now.
 
         A demanded expert takes a protected one's slot where there is no other; a `speculative` one never does.
         At the transient limit a transient expert can only replace a transient one that is READY and unpinned.
+        `sparing`: numbers that are not evicted by this call, as if they were pinned.
         """
         assert self.state(expert) is Residency.ABSENT, f"{expert} has a slot already"
         evicted: ExpertId | None = None
         full = transient and self._transients >= self._transient_limit
         if full or not self._free:
-            evicted = self._victim(now, among=self._idle & self._passing if full else self._idle, strict=speculative)
+            evicted = self._choose(now, sparing, only_transient=full, strict=speculative)
             if evicted is None:
                 return None
             self._release(evicted)
@@ -134,7 +148,8 @@ class SlotTable:
         """LOADING → READY: every byte is there."""
         held = self._loading(expert)
         held.ready = True
-        self._idle[held.number] = not held.pins
+        if not held.pins:
+            self._rest(held)
 
     def abandon(self, expert: ExpertId) -> None:
         """LOADING → ABSENT: the load failed or was cut, the slot is free. Whoever pinned it has to unpin it first."""
@@ -147,18 +162,20 @@ class SlotTable:
         held = self._holder(expert)
         held.pins += 1
         self._idle[held.number] = False
+        self._lingering.pop(held.number, None)
+        self._nominees.pop(held.number, None)
 
     def unpin(self, expert: ExpertId) -> None:
-        """The last one makes a READY expert evictable, and a READY transient one ABSENT at once."""
+        """The last one makes a READY expert evictable, and a READY transient one ABSENT at once, unless they linger."""
         held = self._holder(expert)
         assert held.pins > 0, f"{expert} is unpinned more often than pinned"
         held.pins -= 1
         if held.pins or not held.ready:
             return
-        if held.transient:
+        if held.transient and not self._lingers:
             self._release(expert)
         else:
-            self._idle[held.number] = True
+            self._rest(held)
 
     def promote(self, expert: ExpertId) -> None:
         """A transient expert (LOADING or READY) turns out to be worth keeping. Nothing happens to a kept one."""
@@ -166,16 +183,36 @@ class SlotTable:
         self._transients -= held.transient
         held.transient = False
         self._passing[held.number] = False
+        self._lingering.pop(held.number, None)
 
     def touch(self, expert: ExpertId, now: float) -> None:
         """Tells the policy of a use. Any state: what was evicted keeps its past."""
-        self._policy.touch(self._numbers[expert], now)
+        number = self._numbers[expert]
+        self._nominees.pop(number, None)
+        self._policy.touch(number, now)
+
+    def touch_many(self, numbers: Sequence[int], now: float) -> None:
+        """As `touch`, by numbers, all different."""
+        for number in numbers:
+            self._nominees.pop(number, None)
+        self._policy.touch_many(numbers, now)
+
+    def nominate(self, count: int, now: float) -> None:
+        """Asks the policy for its next `count` victims now, when there is time, so that `begin` need not."""
+        candidates = np.flatnonzero(self._idle & self._exposed)
+        self._nominees = dict.fromkeys(self._policy.victims(candidates, count, now)) if candidates.size else {}
+
+    @property
+    def nominees(self) -> int:
+        """How many victims `begin` can have without asking."""
+        return len(self._nominees)
 
     def protect(self, experts: Iterable[ExpertId]) -> None:
         """What is wanted within the next layers, in any state. Replaces what was said before."""
         self._exposed[:] = True
         numbers = [self._numbers[expert] for expert in experts]
         self._exposed[numbers] = False
+        self._nominees.clear()
 
     def check_integrity(self) -> None:
         """Asserts every invariant. O(experts): for tests, and for when nothing else is to be done."""
@@ -193,6 +230,35 @@ class SlotTable:
             idle = held is not None and held.ready and held.pins == 0
             assert bool(self._idle[number]) == idle, f"{expert} is wrongly marked as evictable or not"
             assert bool(self._passing[number]) == (expert in transient), f"{expert} is wrongly marked as transient"
+            lingers = self._lingers and idle and expert in transient
+            assert (number in self._lingering) == lingers, f"{expert} is wrongly marked as lingering"
+        evictable = np.flatnonzero(self._idle)
+        assert set(self._nominees) <= set(evictable.tolist()), "a nominee cannot be evicted"
+
+    def _choose(
+        self, now: float, sparing: Collection[int], *, only_transient: bool, strict: bool
+    ) -> ExpertId | None:  # fmt: skip
+        """Who goes: one that lingers, else a nominee, else whom the policy names."""
+        for number in self._lingering:
+            if self._exposed[number] and number not in sparing:
+                return self._experts[number]
+        while self._nominees and not only_transient:
+            number = next(iter(self._nominees))
+            del self._nominees[number]
+            if self._idle[number] and number not in sparing:
+                return self._experts[number]
+        among = self._idle & self._passing if only_transient else self._idle
+        if sparing:
+            among = among.copy()
+            among[list(sparing)] = False
+        return self._victim(now, among, strict=strict)
+
+    def _rest(self, held: _Held) -> None:
+        """READY and unpinned from now on."""
+        self._idle[held.number] = True
+        self._nominees.clear()
+        if held.transient and self._lingers:
+            self._lingering[held.number] = None
 
     def _victim(self, now: float, among: NDArray[np.bool_], *, strict: bool) -> ExpertId | None:
         candidates = np.flatnonzero(among & self._exposed)
@@ -208,6 +274,8 @@ class SlotTable:
         self._transients -= held.transient
         self._idle[held.number] = False
         self._passing[held.number] = False
+        self._lingering.pop(held.number, None)
+        self._nominees.pop(held.number, None)
 
     def _holder(self, expert: ExpertId) -> _Held:
         held = self._held.get(expert)

@@ -1,10 +1,12 @@
 """Reads that are tried again, and blocks that are checked: a link plus patience. Holds no lock while it reads."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 from steerpipe.core.errors import PackError, TransferError
 from steerpipe.store.reader import Pack
-from steerpipe.transfer.ladder import Ladder
+from steerpipe.transfer.counters import Tally
 from steerpipe.transfer.link import BlockAddress, Link, LinkMeter, Piece
 from steerpipe.transfer.slabs import Slab
 
@@ -12,10 +14,20 @@ RETRIES = 2
 _CHECK_DISK = "check the disk (dmesg, smartctl), then ask again; if it is gone, copy the pack to another disk"
 
 
+class Counted(Protocol):
+    """Where retries are counted: a ladder, for instance."""
+
+    @property
+    def lock(self) -> AbstractContextManager[object]: ...
+
+    @property
+    def tally(self) -> Tally: ...
+
+
 class Fetcher:
     """What reader threads share. `meter` measures the link, whatever tier answers."""
 
-    def __init__(self, pack: Pack, link: Link, ladder: Ladder) -> None:
+    def __init__(self, pack: Pack, link: Link, ladder: Counted) -> None:
         self.link = link
         self.meter = LinkMeter()
         self._pack = pack

@@ -167,7 +167,7 @@ class LadderSource:
             return self._ladder.now
 
     @property
-    def resident(self) -> list[ExpertId]:
+    def residents(self) -> list[ExpertId]:
         """Who is in a slot, ready."""
         with self._ladder.lock:
             return self._ladder.table.resident()

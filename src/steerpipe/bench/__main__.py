@@ -1,0 +1,5 @@
+import sys
+
+from steerpipe.bench.command import main
+
+sys.exit(main())

@@ -1,0 +1,67 @@
+"""`steerpipe bench`: what this machine does with models of a shape, floors first. Weights are made up."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from steerpipe.cli.shared import Debug, app, guarded
+
+benches = typer.Typer(no_args_is_help=True, help="Measure this machine: floors first, then medians, then JSON.")
+app.add_typer(benches, name="bench")
+
+JsonFile = Annotated[Path | None, typer.Option("--json", help="write everything to this file, as it grows")]
+
+
+@benches.command()
+def decode(
+    shape: Annotated[str, typer.Option(help="qwen1.5-moe, qwen3-30b, olmoe, mixtral or nano")] = "qwen3-30b",
+    formats: Annotated[str, typer.Option("--format", help="of the experts: bf16,int8,int4")] = "bf16",
+    residency: Annotated[str, typer.Option(help="percent of all experts that have slots: 100,50,25,0")] = "100",
+    context: Annotated[str, typer.Option(help="tokens that are there already: 128,4k,32k")] = "128",
+    batch: Annotated[str, typer.Option(help="sequences decoded together: 1,2,4,8")] = "1",
+    routing: Annotated[str, typer.Option(help="a recorded file, generator, model, or auto")] = "auto",
+    tokens: Annotated[int, typer.Option(help="measured in each repeat")] = 128,
+    repeat: Annotated[int, typer.Option(help="how often")] = 3,
+    warmup: Annotated[int, typer.Option(help="tokens before them")] = 32,
+    prefill: Annotated[int, typer.Option(help="tokens of a prompt that is measured too; 0: none")] = 0,
+    policy: Annotated[str, typer.Option(help="which expert leaves a slot first: lfru or lru")] = "lfru",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    dtype: Annotated[str, typer.Option(help="of dense weights: auto, bfloat16 or float32")] = "auto",
+    seed: Annotated[int, typer.Option(help="of weights and routing")] = 0,
+    json_file: JsonFile = None,
+    debug: Debug = False,
+) -> None:
+    """Milliseconds per token with made-up weights of a shape: all experts resident, and within budgets of slots.
+
+    Residency 0 means that every expert is a miss. On a CPU a small shape (nano) is measured, all resident.
+    """
+
+    def run() -> None:
+        from steerpipe.bench import command
+        from steerpipe.bench.options import parse_options
+
+        options = parse_options(
+            shape=shape, formats=formats, residency=residency, context=context, batch=batch, routing=routing,
+            tokens=tokens, repeats=repeat, warmup=warmup, prefill=prefill, policy=policy, device=device, dtype=dtype,
+            seed=seed,
+        )  # fmt: skip
+        command.decode(options, json_file)
+
+    guarded(run, debug)
+
+
+@benches.command()
+def link(
+    disk: Annotated[Path | None, typer.Option(help="a folder on the disk that is measured too")] = None,
+    json_file: JsonFile = None,
+    debug: Debug = False,
+) -> None:
+    """Rates of the link between host memory and the GPU: pinned, pageable, by block size, one by one and queued."""
+
+    def run() -> None:
+        from steerpipe.bench import command
+
+        command.link(json_file, disk)
+
+    guarded(run, debug)

@@ -1,0 +1,141 @@
+"""One row through its experts: matrix times vector, bound by the bytes of the weights.
+
+A program computes some rows of one matrix for one pair: gate and up together, or down. It keeps partial sums in
+registers and adds them up once at the end. Weights of the first step are asked for before anything waits.
+SUB is 0 but for int4, where it is the number of bytes (of one group) that are summed before the scale comes.
+Legend: H hidden, I width, K inputs of the matrix at hand (H or I), N rows of a program, B bytes or numbers of a step.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from steerpipe.kernels.experts_blocks import block_address, int4_halves, int8_values
+
+
+@triton.jit
+def _load_inputs(x, start, K: tl.constexpr, BLOCK: tl.constexpr, SUB: tl.constexpr, GROUP: tl.constexpr):
+    """x of a step, zero outside: [B], 0, 0, or for int4 low halves · 256 [B], high · 16 [B], correction [B / SUB]."""
+    places = start + tl.arange(0, BLOCK)
+    if SUB == 0:
+        return tl.load(x + places, places < K, other=0.0).to(tl.float32), 0.0, 0.0
+    else:
+        HALF: tl.constexpr = GROUP // 2
+        columns = places // HALF * GROUP + places % HALF
+        low = tl.load(x + columns, places < K // 2, other=0.0).to(tl.float32)
+        high = tl.load(x + columns + HALF, places < K // 2, other=0.0).to(tl.float32)
+        correction = tl.sum(tl.reshape(264.0 * low + 24.0 * high, (BLOCK // SUB, SUB)), 1)
+        return 256.0 * low, 16.0 * high, correction
+
+
+@triton.jit
+def _load_weights(
+    weight, scale, rows, keep, start,
+    K: tl.constexpr, BLOCK: tl.constexpr, SUB: tl.constexpr, GROUP: tl.constexpr,
+    MASKED: tl.constexpr, CACHE: tl.constexpr, EVICT: tl.constexpr,
+):  # fmt: skip
+    """Numbers or bytes of a step [N, B], and for int4 its scales [N, B / SUB]; zero outside."""
+    places = start + tl.arange(0, BLOCK)
+    WIDTH: tl.constexpr = K if SUB == 0 else K // 2  # numbers or bytes of a row
+    spots = weight + rows[:, None] * WIDTH + places[None, :]
+    if MASKED:
+        mask = keep[:, None] & (places < WIDTH)[None, :]
+        tile = tl.load(spots, mask, other=0, cache_modifier=CACHE, eviction_policy=EVICT)
+    else:
+        tile = tl.load(spots, cache_modifier=CACHE, eviction_policy=EVICT)
+    if SUB == 0:
+        return tile, 0.0
+    else:
+        sums = start // SUB + tl.arange(0, BLOCK // SUB)
+        spots = scale + rows[:, None] * (K // GROUP) + (sums * SUB // (GROUP // 2))[None, :]
+        if MASKED:
+            return tile, tl.load(spots, keep[:, None] & (sums * SUB < WIDTH)[None, :], other=0.0).to(tl.float32)
+        else:
+            return tile, tl.load(spots).to(tl.float32)
+
+
+@triton.jit
+def _multiply(tile, scales, low, high, correction, SUB: tl.constexpr, NATIVE: tl.constexpr):
+    """One step: products [N, B], or for int4 scaled sums [N, B / SUB]."""
+    if SUB == 0:
+        return (int8_values(tile, NATIVE) if tile.dtype == tl.int8 else tile.to(tl.float32)) * low[None, :]
+    else:
+        N: tl.constexpr = tile.shape[0]
+        S: tl.constexpr = tile.shape[1] // SUB
+        first, second = int4_halves(tile, NATIVE)
+        sums = tl.sum(tl.reshape(first * low[None, :], (N, S, SUB)), 2)
+        sums += tl.sum(tl.reshape(second * high[None, :], (N, S, SUB)), 2)
+        return (sums - correction[None, :]) * scales
+
+
+@triton.jit
+def gate_up_row_kernel(
+    x, experts, table, act,
+    H: tl.constexpr, I: tl.constexpr, START: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr,
+    ELEMENT: tl.constexpr, SUB: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+    CACHE: tl.constexpr, EVICT: tl.constexpr, OVERLAP: tl.constexpr, FOLLOWED: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """act[pair] = silu(gate x) · (up x), for ROWS of it."""
+    if OVERLAP:
+        gdc_wait()
+    if FOLLOWED:
+        gdc_launch_dependents()  # after the wait: the down kernel may read experts at once
+    pair = tl.program_id(1)
+    expert = tl.load(experts + pair)
+    if expert < 0:
+        return
+    low, high, correction = _load_inputs(x, 0, H, BLOCK, SUB, GROUP)
+    address = block_address(table, expert, NATIVE)
+    weight = tl.multiple_of((address + START).to(tl.pointer_type(ELEMENT)), 16)
+    scale = tl.multiple_of((address + SCALE).to(tl.pointer_type(tl.float16)), 16)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    keep = rows < I
+    gate, gate_scale = _load_weights(weight, scale, rows, keep, 0, H, BLOCK, SUB, GROUP, MASKED, CACHE, EVICT)
+    up, up_scale = _load_weights(weight, scale, rows + I, keep, 0, H, BLOCK, SUB, GROUP, MASKED, CACHE, EVICT)
+    gates = _multiply(gate, gate_scale, low, high, correction, SUB, NATIVE)
+    ups = _multiply(up, up_scale, low, high, correction, SUB, NATIVE)
+    for start in tl.range(BLOCK, H if SUB == 0 else H // 2, BLOCK, loop_unroll_factor=4):
+        low, high, correction = _load_inputs(x, start, H, BLOCK, SUB, GROUP)
+        gate, gate_scale = _load_weights(weight, scale, rows, keep, start, H, BLOCK, SUB, GROUP, MASKED, CACHE, EVICT)
+        up, up_scale = _load_weights(weight, scale, rows + I, keep, start, H, BLOCK, SUB, GROUP, MASKED, CACHE, EVICT)
+        gates += _multiply(gate, gate_scale, low, high, correction, SUB, NATIVE)
+        ups += _multiply(up, up_scale, low, high, correction, SUB, NATIVE)
+    gate_sum, up_sum = tl.sum(gates, 1), tl.sum(ups, 1)
+    if ELEMENT == tl.int8:
+        gate_sum *= tl.load(scale + rows, keep, other=0.0).to(tl.float32)
+        up_sum *= tl.load(scale + I + rows, keep, other=0.0).to(tl.float32)
+    value = gate_sum / (1.0 + tl.exp(-gate_sum)) * up_sum
+    tl.store(act + pair * I + rows, value.to(act.dtype.element_ty), keep)
+
+
+@triton.jit
+def down_row_kernel(
+    act, experts, table, part,
+    H: tl.constexpr, I: tl.constexpr, START: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr,
+    ELEMENT: tl.constexpr, SUB: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+    CACHE: tl.constexpr, EVICT: tl.constexpr, OVERLAP: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """part[pair] = down act[pair], for ROWS of it."""
+    pair = tl.program_id(1)
+    expert = tl.load(experts + pair)
+    if expert < 0:
+        return
+    address = block_address(table, expert, NATIVE)
+    weight = tl.multiple_of((address + START).to(tl.pointer_type(ELEMENT)), 16)
+    scale = tl.multiple_of((address + SCALE).to(tl.pointer_type(tl.float16)), 16)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    keep = rows < H
+    tile, scales = _load_weights(weight, scale, rows, keep, 0, I, BLOCK, SUB, GROUP, MASKED, CACHE, EVICT)
+    if OVERLAP:
+        gdc_wait()  # act is written from here on
+    x = act + pair * I
+    low, high, correction = _load_inputs(x, 0, I, BLOCK, SUB, GROUP)
+    totals = _multiply(tile, scales, low, high, correction, SUB, NATIVE)
+    for start in tl.range(BLOCK, I if SUB == 0 else I // 2, BLOCK, loop_unroll_factor=4):
+        low, high, correction = _load_inputs(x, start, I, BLOCK, SUB, GROUP)
+        tile, scales = _load_weights(weight, scale, rows, keep, start, I, BLOCK, SUB, GROUP, MASKED, CACHE, EVICT)
+        totals += _multiply(tile, scales, low, high, correction, SUB, NATIVE)
+    total = tl.sum(totals, 1)
+    if ELEMENT == tl.int8:
+        total *= tl.load(scale + rows, keep, other=0.0).to(tl.float32)
+    tl.store(part + pair * H + rows, total, keep)

@@ -1,0 +1,114 @@
+"""Captured decode steps: one CUDA graph per number of rows and context bucket, replayed without a pause between layers.
+
+A graph holds addresses, so everything that it reads or writes lies in buffers that stay where they are; what changes
+from step to step travels in one copy before the replay. Legend: R rows, L MoE layers, k experts per row.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from steerpipe.core.blocks import BlockSource
+from steerpipe.model.gpu.experts import Direct
+from steerpipe.model.gpu.mailbox import Mailbox
+from steerpipe.model.gpu.network import Network
+from steerpipe.model.gpu.rows import Packing, Pass, Step, room_for, routing_buffer
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    logits: Tensor  # [R, vocab] fp32, written by each replay
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What one step left on the device: valid until the next one."""
+
+    logits: Tensor  # [R, vocab] fp32
+    experts: Tensor  # [L, R, k] int32
+    gates: Tensor  # [L, R, k] fp32
+
+
+class StepGraphs:
+    """All graphs of one class of steps (`rows` rows) over one source. One thread; captures when first needed."""
+
+    def __init__(self, network: Network, source: BlockSource, rows: int, device: torch.device) -> None:
+        layers = network.spec.moe_layers
+        top_k = network.spec.moe(layers[0]).top_k if layers else 1
+        words = Packing.of_size(rows, room_for(network.reach), lanes=rows).words
+        self._network = network
+        self._source = source
+        self._rows = rows
+        self._inputs = torch.zeros(words, dtype=torch.int64, device=device)
+        self._staging = torch.zeros(words, dtype=torch.int64, pin_memory=True)
+        self._sent = torch.cuda.Event()
+        self._experts = routing_buffer(len(layers), rows, top_k, torch.int32, device)
+        self._forced = routing_buffer(len(layers), rows, top_k, torch.int32, device)
+        self._gates = routing_buffer(len(layers), rows, top_k, torch.float32, device)
+        self._mailbox = Mailbox(len(layers), rows * top_k, pinned=True)
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._captured: dict[tuple[int, bool], _Captured] = {}
+        self._stamp = 0
+
+    def run(self, rows: Pass, forced: Tensor | None) -> Served:
+        """One step. The host serves its layers as they ask; results are queued, not awaited."""
+        key = (room_for(rows.keys), forced is not None)
+        if key not in self._captured:
+            self._captured[key] = self._capture(*key)
+        captured = self._captured[key]
+        self._stamp += 1
+        self._send(rows, key[0])
+        if forced is not None:
+            self._forced.copy_(forced, non_blocking=True)
+        if self._source.resident:
+            captured.graph.replay()
+        else:
+            self._replay_served(captured.graph)
+        return Served(captured.logits, self._experts, self._gates)
+
+    def _replay_served(self, graph: torch.cuda.CUDAGraph) -> None:
+        """From the replay to the last layer's service nothing may wait for the device: it may be waiting for us."""
+        stream = torch.cuda.current_stream()
+        try:
+            graph.replay()
+            for order, layer in enumerate(self._network.spec.moe_layers):
+                self._source.serve(layer, self._mailbox.take(order, self._stamp, stream.query))
+        except BaseException:  # an interrupt as well: kernels that wait would wait for ever
+            self._source.release()
+            raise
+
+    def _send(self, rows: Pass, room: int) -> None:
+        """All integers of the step, in one copy."""
+        packing = Packing.of_size(self._rows, room, lanes=self._rows)
+        self._sent.synchronize()  # of the step before; it has long passed
+        packing.write(rows, self._stamp, self._staging.numpy())
+        self._inputs[: packing.words].copy_(self._staging[: packing.words], non_blocking=True)
+        self._sent.record()
+
+    def _step(self, room: int, forced: bool) -> Step:
+        stamp, tokens, positions, turns, blocks = Packing.of_size(self._rows, room, lanes=self._rows).views(
+            self._inputs
+        )
+        return Step(
+            stamp, tokens, positions, turns, blocks, self._experts, self._gates, base=None, room=room,
+            mailbox=self._mailbox.words, forced=self._forced if forced else None,
+        )  # fmt: skip
+
+    def _capture(self, room: int, forced: bool) -> _Captured:
+        """A run without any real row compiles the kernels and wakes cuBLAS, writes no key and asks for no expert."""
+        step, experts = self._step(room, forced), Direct(self._source)
+        self._inputs.zero_()  # stamp 0: nobody waits for it
+        step.positions.fill_(-1)
+        self._forced.fill_(-1)
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            self._network.head(self._network.hidden(step, experts))
+        torch.cuda.current_stream().wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        # threads that read or copy experts go on meanwhile: their calls are not ours to forbid
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            logits = self._network.head(self._network.hidden(step, experts))
+        return _Captured(graph, logits)

@@ -1,0 +1,59 @@
+"""Layer streaming: while a prompt's next attention is computed, the experts behind it are copied ahead.
+
+A prompt that uses at least half of a layer's experts will use at least half of the next layer's, whoever they are. As
+`transfer.stream`, in stream order: what was sent ahead and is not wanted stays as a transient expert, first to go.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping
+
+from steerpipe.store.residency import Residency
+from steerpipe.transfer.cuda.backing import LayerBlocks
+from steerpipe.transfer.cuda.shelf import Shelf
+
+
+class LayerAhead:
+    """Knows the MoE layers' order and how often each expert was used. What it has sent is pinned until it arrives."""
+
+    def __init__(self, shelf: Shelf, layers: Mapping[int, LayerBlocks]) -> None:
+        self._shelf = shelf
+        self._layers = layers
+        self._after = dict(itertools.pairwise(layers))
+        self._uses = [0] * len(shelf.experts)
+        self.sent: list[int] = []
+
+    def arrive(self, layer: int, routed: Iterable[int]) -> None:
+        """A lease of that layer begins: what was sent ahead is hers if she wants it, and free otherwise."""
+        base = self._shelf.base[layer]
+        wanted = {base + index for index in routed}
+        for number in wanted:
+            self._uses[number] += 1
+        self.drop(wanted)
+
+    def drop(self, wanted: set[int]) -> None:
+        """Gives up the pins. What the ring has not brought yet is cut, unless it is wanted now."""
+        shelf = self._shelf
+        for number in self.sent:
+            expert = shelf.experts[number]
+            shelf.table.unpin(expert)
+            unwanted = number not in wanted or number in shelf.broken  # a guess that failed is asked for anew
+            if unwanted and shelf.table.state(expert) is Residency.LOADING:
+                shelf.cut(number)
+        self.sent.clear()
+
+    def leave(self, layer: int, used: int) -> None:
+        """A lease of that layer ends: sends ahead, the most frequent first, as far as transient slots go."""
+        following = self._after.get(layer)
+        if following is None or 2 * used < self._layers[layer].experts:
+            return
+        shelf, base = self._shelf, self._shelf.base[following]
+        absent = [
+            number
+            for number in range(base, base + self._layers[following].experts)
+            if shelf.table.state(shelf.experts[number]) is Residency.ABSENT
+        ]
+        chosen = sorted(absent, key=lambda number: -self._uses[number])[: shelf.transient_limit]
+        pinned = [number for number in chosen if shelf.backing.locate(number)]
+        read = [number for number in chosen if number not in set(pinned)]
+        slabs = shelf.backing.ring.slabs if shelf.backing.ring is not None else 0  # more would come no sooner
+        self.sent = shelf.send([*sorted(pinned, key=shelf.order), *read[:slabs]], transient=True)

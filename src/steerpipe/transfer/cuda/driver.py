@@ -1,0 +1,102 @@
+"""The few calls of the CUDA driver that torch does not have, or has slower. Thin: numbers in, errors out."""
+
+import ctypes
+import functools
+from typing import Any
+
+from steerpipe.core.errors import CapacityError, TransferError
+
+_OUT_OF_MEMORY = 2
+_NON_BLOCKING = 1  # a stream that does not wait for the default stream
+_PORTABLE = 1  # registered memory: for every context
+_RESTART = "the GPU cannot be used any more in this process: start it again; if it stays, look at dmesg and nvidia-smi"
+
+_POINTER, _SIZE, _DEVICE, _FLAGS = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_uint
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "cuMemcpyHtoDAsync_v2": (_DEVICE, _POINTER, _SIZE, _POINTER),
+    "cuStreamWriteValue64_v2": (_POINTER, _DEVICE, ctypes.c_uint64, _FLAGS),
+    "cuMemHostRegister_v2": (_POINTER, _SIZE, _FLAGS),
+    "cuMemHostUnregister": (_POINTER,),
+    "cuStreamCreateWithPriority": (ctypes.POINTER(_POINTER), _FLAGS, ctypes.c_int),
+    "cuStreamDestroy_v2": (_POINTER,),
+    "cuStreamSynchronize": (_POINTER,),
+    "cuCtxGetStreamPriorityRange": (ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_int)),
+    "cuCtxGetCurrent": (ctypes.POINTER(_POINTER),),
+    "cuCtxSetCurrent": (_POINTER,),
+    "cuGetErrorName": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
+    "cuGetErrorString": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
+}
+
+
+class Driver:
+    """libcuda in the context that was current when this was made. One thread at a time.
+
+    `htod(into, source, size, stream)` and `write64(stream, address, value, 0)` are the bare functions: they return a
+    status that the caller gives to `check` when it is not 0. On the hot path a call less is a quarter of a microsecond.
+    They keep Python's lock: giving it away for a microsecond may cost milliseconds while readers are busy.
+    """
+
+    def __init__(self) -> None:
+        self._library = _load(ctypes.CDLL)
+        quick = _load(ctypes.PyDLL)
+        self.htod = quick.cuMemcpyHtoDAsync_v2
+        self.write64 = getattr(quick, "cuStreamWriteValue64_v2", None)  # drivers before 11.7 have none
+        context = _POINTER()
+        self.check(self._library.cuCtxGetCurrent(ctypes.byref(context)))
+        assert context.value, "torch has to make its context current first"
+        self._context = context
+
+    def check(self, status: int) -> None:
+        """Raises what a status means, unless it is 0."""
+        if status == 0:
+            return
+        what = f"the CUDA driver said {self._text('cuGetErrorName', status)}: {self._text('cuGetErrorString', status)}"
+        if status == _OUT_OF_MEMORY:
+            raise CapacityError(what, fix="give a smaller --ram or --fast-memory, or free memory")
+        raise TransferError(what, fix=_RESTART)
+
+    def activate(self) -> None:
+        """Makes the context current in the calling thread: one that has not used the GPU yet, such as a finaliser's."""
+        self.check(self._library.cuCtxSetCurrent(self._context))
+
+    def new_stream(self) -> int:
+        """The handle of a stream of the highest priority: its queue is not shared with streams that compute."""
+        least, greatest, stream = ctypes.c_int(), ctypes.c_int(), _POINTER()
+        self.check(self._library.cuCtxGetStreamPriorityRange(ctypes.byref(least), ctypes.byref(greatest)))
+        self.check(self._library.cuStreamCreateWithPriority(ctypes.byref(stream), _NON_BLOCKING, greatest))
+        assert stream.value, "the driver gave no stream"
+        return stream.value
+
+    def free_stream(self, stream: int) -> None:
+        """After all that was queued on it."""
+        self.check(self._library.cuStreamSynchronize(stream))
+        self.check(self._library.cuStreamDestroy_v2(stream))
+
+    def synchronize(self, stream: int) -> None:
+        self.check(self._library.cuStreamSynchronize(stream))
+
+    def register(self, address: int, size_bytes: int) -> None:
+        """Pins memory of this process: the GPU can copy from it. Takes about 0.35 s/GiB; pages should be touched."""
+        self.check(self._library.cuMemHostRegister_v2(address, size_bytes, _PORTABLE))
+
+    def unregister(self, address: int) -> None:
+        self.check(self._library.cuMemHostUnregister(address))
+
+    def _text(self, name: str, status: int) -> str:
+        text = ctypes.c_char_p()
+        getattr(self._library, name)(status, ctypes.byref(text))
+        return text.value.decode() if text.value else f"status {status}"
+
+
+@functools.cache
+def _load(kind: type[ctypes.CDLL]) -> ctypes.CDLL:
+    try:
+        library = kind("libcuda.so.1")
+    except OSError as problem:
+        raise TransferError(
+            f"the CUDA driver cannot be loaded: {problem}", fix="install it, or use --device cpu"
+        ) from None
+    for name, arguments in _SIGNATURES.items():
+        if (function := getattr(library, name, None)) is not None:
+            function.argtypes, function.restype = arguments, ctypes.c_int
+    return library

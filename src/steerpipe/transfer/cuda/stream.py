@@ -1,0 +1,123 @@
+"""The copier of a GPU: one stream of our own, beside whatever stream computes."""
+
+import ctypes
+import weakref
+from contextlib import suppress
+
+import torch
+
+from steerpipe.core.errors import SteerpipeError
+from steerpipe.transfer.cuda.copier import Copier, HostCopier, Mark
+from steerpipe.transfer.cuda.driver import Driver
+from steerpipe.transfer.cuda.pinned import PinnedArena
+
+_WORDS = 4096  # of the fallback for writes
+_WORD_BYTES = 8
+_PROBE = 0x5EED_0123_4567_89AB
+
+
+def copier_for(device: torch.device) -> Copier:
+    """The one that goes with a device."""
+    return CudaCopier(device) if device.type == "cuda" else HostCopier()
+
+
+class CudaCopier:
+    """See Copier. Blocks come from registered memory, else the driver would copy them by way of its own, and wait."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = torch.empty(0, device=device).device  # with its index
+        torch.cuda.set_device(self.device)
+        probe = torch.zeros(1, dtype=torch.int64, device=self.device)  # makes torch's context current in this thread
+        self.driver = Driver()
+        self._handle = self.driver.new_stream()
+        self.stream = torch.cuda.ExternalStream(self._handle, device=self.device)
+        self._htod, self._write64 = self.driver.htod, self.driver.write64
+        self._words: PinnedArena | None = None  # where writes come from if the driver has none of its own
+        self._next_word = 0
+        self._marks = 0
+        self._passed = 0
+        self._joined: dict[int, int] = {}  # stream → ordinal of the last mark that it waits for
+        self._followed: dict[int, int] = {}
+        self._close = weakref.finalize(self, _close, self.driver, self._handle)
+        self._probe(probe)
+
+    def copy(self, source: int, into: int, size_bytes: int) -> None:
+        if status := self._htod(into, source, size_bytes, self._handle):
+            self.driver.check(status)
+
+    def write(self, address: int, value: int) -> None:
+        if self._words is not None:
+            self._write_by_copy(address, value)
+        elif status := self._write64(self._handle, address, value, 0):  # type: ignore[misc] # else there are words
+            self.driver.check(status)
+
+    def copied(self) -> Mark:
+        return self._mark(self.stream, self._handle)
+
+    def computed(self) -> Mark:
+        stream = torch.cuda.current_stream(self.device)
+        return self._mark(stream, stream.cuda_stream)
+
+    def join(self, mark: Mark) -> None:
+        stream = torch.cuda.current_stream(self.device)
+        if self._joined.get(stream.cuda_stream, 0) < mark.ordinal:
+            assert isinstance(mark.event, torch.cuda.Event), "a mark of another copier"
+            stream.wait_event(mark.event)
+            self._joined[stream.cuda_stream] = mark.ordinal
+
+    def follow(self, mark: Mark) -> None:
+        if self._followed.get(mark.stream, 0) < mark.ordinal:
+            assert isinstance(mark.event, torch.cuda.Event), "a mark of another copier"
+            self.stream.wait_event(mark.event)
+            self._followed[mark.stream] = mark.ordinal
+
+    def passed(self, mark: Mark) -> bool:
+        if mark.stream == self._handle and mark.ordinal <= self._passed:
+            return True
+        assert isinstance(mark.event, torch.cuda.Event), "a mark of another copier"
+        passed = bool(mark.event.query())
+        if passed and mark.stream == self._handle:
+            self._passed = mark.ordinal
+        return passed
+
+    def wait(self, mark: Mark) -> None:
+        assert isinstance(mark.event, torch.cuda.Event), "a mark of another copier"
+        mark.event.synchronize()
+
+    def drain(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def close(self) -> None:
+        self._close()
+
+    def _mark(self, stream: torch.cuda.Stream, handle: int) -> Mark:
+        event = torch.cuda.Event()
+        event.record(stream)
+        self._marks += 1
+        return Mark(self._marks, handle, event)
+
+    def _probe(self, word: torch.Tensor) -> None:
+        """Whether the driver can write single words in stream order; if not, they are copied from a pinned page."""
+        torch.cuda.synchronize(self.device)
+        if self._write64 is not None and self._write64(self._handle, word.data_ptr(), _PROBE, 0) == 0:
+            self.driver.synchronize(self._handle)
+            if word.item() == _PROBE:
+                return
+        self._words = PinnedArena(_WORDS * _WORD_BYTES, self.driver)
+        self._words.pin()
+
+    def _write_by_copy(self, address: int, value: int) -> None:
+        assert self._words is not None, "there is a page of words"
+        if self._next_word == _WORDS:  # all have been used once: they are free when their copies are done
+            self.driver.synchronize(self._handle)
+            self._next_word = 0
+        source = self._words.address + _WORD_BYTES * self._next_word
+        self._next_word += 1
+        ctypes.c_int64.from_address(source).value = value
+        self.copy(source, address, _WORD_BYTES)
+
+
+def _close(driver: Driver, stream: int) -> None:
+    with suppress(SteerpipeError):  # the driver may be gone already: the interpreter ends, or the GPU has failed
+        driver.activate()
+        driver.free_stream(stream)
