@@ -19,6 +19,8 @@ from torch.profiler import ProfilerActivity, profile
 from steerpipe.bench.residents import ResidentBlocks
 from steerpipe.bench.rig import Rig
 from steerpipe.bench.shapes import make_shape
+from steerpipe.core.ids import SequenceId
+from steerpipe.model.decoder import decode_rows
 from steerpipe.store.formats import parse_expert_format
 
 
@@ -62,16 +64,39 @@ def measure(name: str, form: str) -> dict[str, Any]:
             spent[event.name[:60]].append(event.device_time_total)
     table = sorted(((sum(us) / 4, len(us) // 4, kernel) for kernel, us in spent.items()), reverse=True)
     step = statistics.median(steps)
+    parts = breakdown(rig, source, kvs)
     print(
         f"{name} {form}: step {step * 1e3:.3f} ms, graph alone {alone * 1e3:.3f} ms, "
         f"launching it {statistics.median(launches) * 1e6:.0f} us, kernels {sum(row[0] for row in table) / 1e3:.3f} ms"
     )
-    for us, calls, kernel in table[:22]:
+    print("  host: " + ", ".join(f"{part} {us:.0f} us" for part, us in parts.items()))
+    for us, calls, kernel in table[:14]:
         print(f"  {us:9.1f} us in {calls:4} {kernel}")
     source.close()
     del source, rig, graphs, graph
     torch.cuda.empty_cache()
     return {"step_ms": step * 1e3, "graph_ms": alone * 1e3, "kernels": table}
+
+
+def breakdown(rig: Rig, source: Any, kvs: list[Any]) -> dict[str, float]:
+    """Median microseconds of the parts of a step: rows made, pass queued, token awaited; and the device's own time."""
+    times: dict[str, list[float]] = defaultdict(list)
+    begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for _ in range(60):
+        torch.cuda.synchronize()
+        marks = [time.perf_counter()]
+        step = decode_rows([SequenceId(0)], kvs, [1], rig.decoder.rows_device, cell=1)
+        marks.append(time.perf_counter())
+        begun.record()
+        logits = rig.decoder.forward(step, source, [0])
+        ended.record()
+        marks.append(time.perf_counter())
+        logits.argmax(-1).tolist()
+        marks.append(time.perf_counter())
+        for part, before, after in zip(("rows", "queue", "wait"), marks, marks[1:], strict=False):
+            times[part].append((after - before) * 1e6)
+        times["device, from the first copy to the logits"].append(begun.elapsed_time(ended) * 1e3)
+    return {part: statistics.median(values) for part, values in times.items()}
 
 
 if __name__ == "__main__":
