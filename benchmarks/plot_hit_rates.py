@@ -2,8 +2,9 @@
 
     python benchmarks/plot_hit_rates.py [TRACE] [--tokens 2000]
 
-Needs the extra [plots]. Without a trace the routing is synthetic: fitted to the published curves of a trained model of
-24 layers, 60 experts, top-4 (see transfer/synthetic.py), so the left picture repeats them rather than proving them.
+Needs the extra [plots]. The picture in docs/ is drawn from benchmarks/traces/nano-chat.safetensors. Without a trace
+the routing is synthetic: fitted to the published curves of a trained model of 24 layers, 60 experts, top-4 (see
+transfer/synthetic.py), so the left picture repeats them rather than proving them.
 """
 
 import argparse

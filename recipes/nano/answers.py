@@ -1,10 +1,10 @@
 """Answers to chat openers through steerpipe's engine: how they read (do they end, do they loop) and how they route."""
 
 import json
-import os
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class Route:
 
         The beginning that all prompts share is routed alike in each (the row rule), and kept with the first one.
         """
-        shared = len(os.path.commonprefix(list(prompts)))
+        shared = len(list(takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False))))
         places = sorted(self.chosen)
         decoded = [(sequence, at) for sequence, at in places if at >= len(prompts[sequence])]
         read = [(s, at) for s, at in places if at < len(prompts[s]) and (s == 0 or at >= shared)]

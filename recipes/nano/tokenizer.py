@@ -15,13 +15,15 @@ SPLIT = (
 )
 
 # A chat that opens with small talk stays small talk. Without this exchange nano takes an instruction for a sum or a
-# file of code, and a seventh of its answers never end (benchmarks/notes/2026-11-15-nano-answers.md). A system message
+# file of code, and a seventh of its answers do not end (benchmarks/notes/2026-11-15-nano-answers.md). A system message
 # replaces it.
 OPENING = (
     "<|im_start|>user\nhello!<|im_end|>\n"
     "<|im_start|>assistant\nHello! How are you?<|im_end|>\n"
-    "<|im_start|>user\nI am doing well, thanks! And you?<|im_end|>\n"
-    "<|im_start|>assistant\nI am great, thank you! What would you like to talk about?<|im_end|>\n"
+    "<|im_start|>user\nI am good, thanks. And you?<|im_end|>\n"
+    "<|im_start|>assistant\nI am doing great!<|im_end|>\n"
+    "<|im_start|>user\nCan we talk?<|im_end|>\n"
+    "<|im_start|>assistant\nSure! What would you like to talk about?<|im_end|>\n"
 )
 CHAT_TEMPLATE = (
     "{% if messages and messages[0]['role'] != 'system' %}{{ '" + OPENING + "' }}{% endif %}"

@@ -157,8 +157,7 @@ def run_demo(console: Console) -> DemoReport:
     """The embedded model, then all families, a table each, and a verdict. Takes some seconds."""
     console.print(f"[bold]> {_QUESTION}[/bold]")
     answer, budgets = check_budgets(console)
-    console.print()
-    console.print(_budget_table(budgets))
+    console.print("\n", _budget_table(budgets))
     checks = []
     with tempfile.TemporaryDirectory() as scratch, console.status("writing and comparing tiny checkpoints"):
         for family in FAMILIES:

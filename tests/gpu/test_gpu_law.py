@@ -48,7 +48,7 @@ def tokens(count: int, seed: int) -> list[int]:
 
 
 @contextmanager
-def leases_only(loaded: Loaded) -> Iterator[None]:
+def no_graphs(loaded: Loaded) -> Iterator[None]:
     loaded.decoder.graphs = False  # type: ignore[attr-defined]
     try:
         yield
@@ -90,9 +90,12 @@ def test_no_bit_depends_on_the_budget(form: str, budget: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_leases_give_the_bits_of_graphs(form: str) -> None:
-    with leases_only(model(form)):
+def test_leases_and_single_launches_give_the_bits_of_graphs(form: str) -> None:
+    leased = MemoryBlocks(model(form).experts.pack, CUDA, Random(1))
+    with no_graphs(model(form)):
+        assert torch.equal(drive(model(form), leased), all_resident(form))
         assert torch.equal(drive(model(form), model(form).experts), all_resident(form))
+    assert leased.leases
 
 
 def test_no_bit_depends_on_the_order_of_waves() -> None:

@@ -251,13 +251,10 @@ def test_a_pack_with_faults_below(pinned: int) -> None:
         source.check_integrity()
 
 
-@pytest.mark.parametrize("fallback", [False, True], ids=["driver", "copied words"])
-def test_words_are_written_in_the_order_of_the_copies(fallback: bool) -> None:
-    copier = CudaCopier(torch.device("cuda"))
-    assert copier._words is None, "this driver writes no words by itself: the fallback is in use"
-    if fallback:
-        copier._words = PinnedArena(4096 * 8, copier.driver)
-        copier._words.pin()
+@pytest.mark.parametrize("copied_words", [False, True], ids=["driver", "copied words"])
+def test_words_are_written_in_the_order_of_the_copies(copied_words: bool) -> None:
+    copier = CudaCopier(torch.device("cuda"), copied_words=copied_words)
+    assert (copier._words is not None) == copied_words, "this driver writes no words by itself"
     words = torch.zeros(9001, dtype=torch.int64, device="cuda")
     arena = PinnedArena(words.nbytes, copier.driver)
     arena.tensor.view(torch.int64).copy_(torch.arange(9001) + 5)

@@ -21,7 +21,8 @@ from steerpipe.kernels.combine import combine
 from steerpipe.kernels.linear import gated, row_gated_linear, row_linear
 from steerpipe.kernels.norm import rms_norm
 from steerpipe.kernels.rotary import rotate_and_store
-from steerpipe.kernels.router import route
+from steerpipe.kernels.router import Tickets, route
+from steerpipe.kernels.tiles import align_tiles, tiles_for
 
 POINTERS = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "int32": "*i32", "int64": "*i64"}
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -98,8 +99,21 @@ def experts() -> None:
             positions=empty(rows, dtype=torch.int64), mailbox=empty(rows * top_k, dtype=torch.int64),
             stamp=empty(1, dtype=torch.int64), forced=chosen,
         )  # fmt: skip
+        if rows == 1:
+            words = [empty(n, dtype=torch.int64) for n in (count, 64, 1, 1, top_k, top_k)]
+            route(
+                empty(rows, count, dtype=FP32), top_k=top_k, renormalise=True, experts=chosen, gates=gates,
+                positions=empty(rows, dtype=torch.int64), mailbox=empty(rows * top_k, dtype=torch.int64),
+                stamp=empty(1, dtype=torch.int64), tickets=Tickets(*words),
+            )  # fmt: skip
         x = empty(rows, 2048)
         combine(empty(rows * top_k, 2048, dtype=FP32), chosen, gates, x, out=x, shared=x, shared_switch=empty(rows, 1))
+    for rows, count, top_k in ((512, 128, 8), (17, 60, 3)):
+        tiles = tiles_for(rows, top_k, count)
+        align_tiles(
+            empty(rows, top_k, dtype=torch.int32), counts=empty(count, dtype=torch.int32),
+            tile_expert=empty(tiles, dtype=torch.int32), tile_pairs=empty(tiles, 16, dtype=torch.int32),
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

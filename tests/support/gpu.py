@@ -108,6 +108,10 @@ class MemoryBlocks:
     def resident(self) -> bool:
         return self.random is None
 
+    @property
+    def landing(self) -> None:
+        return None
+
     def form(self, layer: int) -> BlockForm:
         return self.pack.layout(layer).form
 

@@ -33,6 +33,7 @@ class SyntheticBacking:
         self._arena.repeat(list(made), self._stride, self._count, threads=min(16, read_cores().usable))
         filled = time.perf_counter()
         self._arena.pin()
+        self._seen = self._arena.device_address
         self.pinning = Pinning(shape.expert_bytes, filled - begin, time.perf_counter() - filled)
 
     @property
@@ -45,6 +46,9 @@ class SyntheticBacking:
 
     def locate(self, number: int) -> int:
         return self._arena.address + number * self._stride
+
+    def view(self, number: int) -> int:
+        return self._seen + number * self._stride if self._seen else 0
 
     @property
     def addresses(self) -> list[int]:

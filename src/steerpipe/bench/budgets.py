@@ -6,6 +6,7 @@ from typing import Self
 import torch
 
 from steerpipe.bench.arena import SyntheticBacking
+from steerpipe.bench.options import DRIVERS
 from steerpipe.bench.rates import link_rate
 from steerpipe.bench.shapes import Shape
 from steerpipe.transfer.cuda.backing import LayerBlocks
@@ -28,12 +29,12 @@ class Ladder:
         """Bytes per second of scattered whole blocks, queued back to back."""
         return link_rate(self._copier, self.backing.addresses, self._shape.layout.block_bytes, self._device)
 
-    def open(self, slots: int, policy: str) -> CudaSource:
+    def open(self, slots: int, policy: str, driver: str = "auto") -> CudaSource:
         """Its copier is its own, and ends with it."""
         shape = self._shape
         blocks = LayerBlocks(shape.moe.experts, shape.layout.form, shape.layout.block_bytes)
         layers = dict.fromkeys(shape.spec.moe_layers, blocks)
-        return CudaSource(layers, self.backing, slots=slots, device=self._device, policy=policy)
+        return CudaSource(layers, self.backing, slots=slots, device=self._device, policy=policy, direct=DRIVERS[driver])
 
     def __enter__(self) -> Self:
         return self

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from steerpipe.bench.decode import run_decode
-from steerpipe.bench.options import DEVICES, DecodeOptions, parse_options
+from steerpipe.bench.options import DEVICES, DRIVERS, DecodeOptions, parse_options
 from steerpipe.bench.report import as_json, machine, render, render_curves, write_json
 from steerpipe.bench.shapes import SHAPES
 from steerpipe.core.errors import InputError, SteerpipeError
@@ -92,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument(f"--{name}", type=int, default=getattr(standard, name))
     one.add_argument("--repeat", dest="repeats", type=int, default=standard.repeats)
     one.add_argument("--policy", default=standard.policy, help="lfru or lru")
+    one.add_argument("--driver", choices=DRIVERS, default=standard.driver, help="who brings what one row misses")
     one.add_argument("--device", choices=DEVICES, default=standard.device)
     one.add_argument("--dtype", default=standard.dtype, help="of dense weights: auto, bfloat16 or float32")
     other = commands.add_parser("link", help="the link between host memory and the GPU")

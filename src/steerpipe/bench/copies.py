@@ -31,6 +31,36 @@ class CopyRate:
     issue_seconds: float  # of the host, per copy
 
 
+@dataclass(frozen=True, slots=True)
+class EntryCost:
+    """Seconds per block, queued back to back: what clearing and setting an entry of the table adds to a copy."""
+
+    block_bytes: int
+    alone: float
+    with_entries: float
+
+
+def measure_entries(copier: Copier, arena: PinnedArena, into: torch.Tensor, size: int, rounds: int) -> EntryCost:
+    """As serving does it: entry of the victim, block, entry of the newcomer."""
+    places = list(range(0, arena.size_bytes - size + 1, size))[:32]
+    words = torch.zeros(2 * len(places), dtype=torch.int64, device=into.device)
+    copier.drain()
+    first, address, target = words.data_ptr(), arena.address, into.data_ptr()
+
+    def run(entries: bool) -> None:
+        for index, place in enumerate(places):
+            if entries:
+                copier.write(first + 16 * index, 0)
+            copier.copy(address + place, target + place, size)
+            if entries:
+                copier.write(first + 16 * index + 8, target + place)
+
+    def per_block(entries: bool) -> float:
+        return statistics.median(_timed(copier, lambda: run(entries)) for _ in range(rounds)) / len(places)
+
+    return EntryCost(size, per_block(False), per_block(True))
+
+
 def measure_size(copier: Copier, arena: PinnedArena, into: torch.Tensor, size: int, rounds: int) -> CopyRate:
     places = list(range(0, arena.size_bytes - size + 1, size))[: max(1, min(512, _ROUND_BYTES // size))]
     sources, targets = places.copy(), places.copy()

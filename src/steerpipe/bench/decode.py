@@ -142,7 +142,7 @@ def _resident_case(stage: Stage, source: Any, bases: _Bases, context: int, batch
 def _run_budgets(stage: Stage, residencies: list[float], bases: _Bases) -> None:
     from steerpipe.bench.budgets import Ladder, slots_for  # the CUDA driver
 
-    session, policy = stage.session, stage.options.policy
+    session, policy, driver = stage.session, stage.options.policy, stage.options.driver
     with Ladder(stage.shape, session.device, stage.options.seed) as ladder:
         pinning, link = ladder.backing.pinning, ladder.measure_link()
         session.findings.pinnings[stage.shape.layout.format.value] = pinning
@@ -154,13 +154,13 @@ def _run_budgets(stage: Stage, residencies: list[float], bases: _Bases) -> None:
         for residency in residencies:
             for context, batch in stage.cases():
                 slots = slots_for(residency, stage.shape, batch)
-                with ladder.open(slots, policy) as source:
+                with ladder.open(slots, policy, driver) as source:
                     _budget_case(stage, source, bases, residency, slots, context, batch, link)
                 del source
                 stage.rig.forget()
             if stage.options.prefill:
                 slots = slots_for(residency, stage.shape, 1)
-                with ladder.open(slots, policy) as source:
+                with ladder.open(slots, policy, driver) as source:
                     _budget_prefill(stage, source, bases, residency, slots, link)
                 del source
 

@@ -12,6 +12,8 @@ import torch
 
 from steerpipe.bench.copies import (
     CopyRate,
+    EntryCost,
+    measure_entries,
     measure_ids,
     measure_pageable,
     measure_ring,
@@ -21,10 +23,12 @@ from steerpipe.bench.copies import (
 )
 from steerpipe.core.machine import read_cores
 from steerpipe.doctor.disk import measure_read
+from steerpipe.transfer.cuda.copier import Copier
 from steerpipe.transfer.cuda.pinned import PinnedArena
 from steerpipe.transfer.cuda.stream import CudaCopier, copier_for
 
 SIZES = tuple(1 << shift for shift in range(18, 27))  # 256 KiB .. 64 MiB
+ENTRY_SIZES = (1 << 18, 5 << 19, 9 << 20)  # the last two: int4 and bf16 blocks of Qwen3-30B
 ARENA_BYTES = 2 << 30
 ROUNDS = 7
 _GIB = 1 << 30
@@ -42,6 +46,8 @@ class LinkReport:
     pageable: float  # torch's copy from memory that is not pinned
     ring: float  # from memory that is not pinned through pinned slabs
     ring_readers: int
+    entries: tuple[EntryCost, ...]  # as the copier writes them
+    entries_by_copy: tuple[EntryCost, ...]  # the same, copied from pinned words; empty without a GPU
     write_seconds: float  # of the host, per entry of a table
     ids_seconds: float  # a few ids from the device to the host, awaited
     disk: float | None  # direct reads of one thread
@@ -81,6 +87,13 @@ def measure_links(
                 f"{size >> 10:>6} KiB: {_shown(rates[-1].single)} single, {_shown(rates[-1].queued)} queued, "
                 f"{_shown(rates[-1].scattered)} scattered, {rates[-1].issue_seconds * 1e6:.1f} us to issue"
             )
+        entries, by_copy = _both_ways(copier, arena, into, device, rounds)
+        for how, costs in (("written", entries), ("copied", by_copy)):
+            for cost in costs:
+                say(
+                    f"{cost.block_bytes >> 10:>6} KiB with entries {how}: {cost.with_entries * 1e6:.1f} us, "
+                    f"alone {cost.alone * 1e6:.1f} us"
+                )
         through, readers = measure_ring(copier, into, min(arena_bytes, 1 << 29))
         disk = measure_read(folder) if folder is not None else None
         return LinkReport(
@@ -89,6 +102,8 @@ def measure_links(
             pageable=measure_pageable(into, min(arena_bytes, 1 << 28), rounds),
             ring=through,
             ring_readers=readers,
+            entries=entries,
+            entries_by_copy=by_copy,
             write_seconds=measure_writes(copier, device),
             ids_seconds=measure_ids(device),
             disk=disk.gb_per_second * 1e9 if disk is not None else None,
@@ -102,6 +117,21 @@ def measure_links(
         copier.drain()
         arena.close()
         copier.close()
+
+
+def _both_ways(
+    copier: Copier, arena: PinnedArena, into: torch.Tensor, device: torch.device, rounds: int
+) -> tuple[tuple[EntryCost, ...], tuple[EntryCost, ...]]:
+    """Blocks with entries of the table, as the copier writes them, and copied from words."""
+    sizes = [size for size in ENTRY_SIZES if size <= arena.size_bytes]
+    own = tuple(measure_entries(copier, arena, into, size, rounds) for size in sizes)
+    if device.type != "cuda":
+        return own, ()
+    other = CudaCopier(device, copied_words=True)
+    try:
+        return own, tuple(measure_entries(other, arena, into, size, rounds) for size in sizes)
+    finally:
+        other.close()
 
 
 def link_ceiling(device: torch.device, root: Path = Path("/")) -> float | None:

@@ -11,6 +11,7 @@ from steerpipe.store.formats import ExpertFormat, parse_expert_format
 
 Item = TypeVar("Item")
 DEVICES = ("auto", "cpu", "cuda")
+DRIVERS = {"auto": None, "direct": True, "served": False}  # → CudaSource's `direct`
 LONGEST_CONTEXT = 1 << 17  # tokens
 LARGEST_BATCH = 16  # rows of one cell
 
@@ -30,6 +31,7 @@ class DecodeOptions:
     warmup: int = 32  # tokens before them: graphs are captured and caches filled
     prefill: int = 0  # tokens of a prompt whose prefill is measured too; 0: none
     policy: str = "lfru"
+    driver: str = "auto"  # who brings what one row misses: the device by itself (direct) or the host (served)
     device: str = "auto"
     dtype: str = "auto"  # of dense weights and activations: bfloat16 on a GPU, float32 on a CPU
     seed: int = 0
@@ -38,6 +40,7 @@ class DecodeOptions:
         _among("shape", self.shape, SHAPES)
         _among("device", self.device, DEVICES)
         _among("policy", self.policy, ("lru", "lfru"))
+        _among("driver", self.driver, tuple(DRIVERS))
         _among("dtype", self.dtype, ("auto", "bfloat16", "float32"))
         for residency in self.residencies:
             _within("residency", residency, 0, 100, "percent of all experts")

@@ -30,6 +30,7 @@ class ResidentBlocks:
     """A BlockSource that never waits: every expert of a shape as a raw block, drawn straight into its slot."""
 
     resident = True
+    landing = None
 
     def __init__(self, shape: Shape, device: torch.device, seed: int = 0) -> None:
         self._form = shape.layout.form

@@ -26,6 +26,7 @@ def decode(
     warmup: Annotated[int, typer.Option(help="tokens before them")] = 32,
     prefill: Annotated[int, typer.Option(help="tokens of a prompt that is measured too; 0: none")] = 0,
     policy: Annotated[str, typer.Option(help="which expert leaves a slot first: lfru or lru")] = "lfru",
+    driver: Annotated[str, typer.Option(help="who brings what one row misses: auto, direct (itself), served")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     dtype: Annotated[str, typer.Option(help="of dense weights: auto, bfloat16 or float32")] = "auto",
     seed: Annotated[int, typer.Option(help="of weights and routing")] = 0,
@@ -43,8 +44,8 @@ def decode(
 
         options = parse_options(
             shape=shape, formats=formats, residency=residency, context=context, batch=batch, routing=routing,
-            tokens=tokens, repeats=repeat, warmup=warmup, prefill=prefill, policy=policy, device=device, dtype=dtype,
-            seed=seed,
+            tokens=tokens, repeats=repeat, warmup=warmup, prefill=prefill, policy=policy, driver=driver, device=device,
+            dtype=dtype, seed=seed,
         )  # fmt: skip
         command.decode(options, json_file)
 

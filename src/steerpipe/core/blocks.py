@@ -34,6 +34,44 @@ class BlockForm:
     down_group: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class DirectReads:
+    """What one row's router chose in one layer, and what became of it; experts, each list in the order of ranks."""
+
+    routed: list[int]
+    missed: list[int]  # were read from pinned memory
+    landed: list[int]  # of the missed: are in the slots of the next tickets now
+
+
+class Landing(Protocol):
+    """Slots that the device may fill by itself, with blocks that it reads from pinned memory (docs/adr/0008-cuda.md).
+
+    A router takes the next tickets for what is missing; the host follows, makes what has landed part of the table, and
+    supplies more slots. Nobody waits for it. ring [a power of two], tail [1] (how many slots were ever supplied) and
+    head [1] (how many were taken) are int64 on the device, always the same tensors.
+    """
+
+    @property
+    def ring(self) -> "Tensor": ...
+
+    @property
+    def tail(self) -> "Tensor": ...
+
+    @property
+    def head(self) -> "Tensor": ...
+
+    def begin(self) -> int:
+        """A step that runs by itself is about to be queued: the ticket that it takes first."""
+        ...
+
+    def follow(self, layer: int, reads: DirectReads, ticket: int) -> int:
+        """One layer of it, whose first ticket is `ticket`; returns the next layer's. In the model's order, all of them.
+
+        What was followed before (the caller was interrupted) is not done twice. Waits for nothing.
+        """
+        ...
+
+
 class BlockLease(Protocol):
     """The right to use some experts of one layer. Every leased expert comes in exactly one wave."""
 
@@ -56,7 +94,16 @@ class BlockSource(Protocol):
     def form(self, layer: int) -> BlockForm: ...
 
     def table(self, layer: int) -> "Tensor":
-        """[E] int64, on the device: where each expert's block begins; 0: it is not there. Always the same tensor."""
+        """[E] int64, on the device: where each expert's block begins. Always the same tensor.
+
+        0: it is not there. Negative: neither, but the device can read it in pinned memory, at the entry without its
+        sign bit; only where `landing` is not None.
+        """
+        ...
+
+    @property
+    def landing(self) -> Landing | None:
+        """Where one row may read what is missing by itself; None: it has to be served."""
         ...
 
     def lease(
@@ -80,6 +127,7 @@ class BlockSource(Protocol):
     def release(self) -> None:
         """Ends a served step that went wrong: whatever kernels may wait for gets an address (of zeros), in every layer.
 
-        Returns when the device has finished; the table is true again afterwards.
+        Also after a step that ran by itself and was not followed to its end without an interrupt. Returns when the
+        device has finished; the table is true again afterwards.
         """
         ...

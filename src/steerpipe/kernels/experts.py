@@ -1,8 +1,11 @@
 """Experts straight from their raw blocks, found through a table of addresses (docs/adr/0008-cuda.md).
 
-Blocks begin at multiples of 16 bytes, tensors are contiguous. Kernels wait for entries of the table that are 0.
+Blocks begin at multiples of 16 bytes, tensors are contiguous. Kernels wait for entries of the table that are 0 or
+negative (absent), but where they are given what the router read: then a block may lie in pinned memory (`Reads`).
 Legend: R rows, k experts per row, P = R · k pairs (pair p is of row p // k), H hidden, I width, E experts, T tiles.
 """
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -15,34 +18,56 @@ from steerpipe.kernels.experts_row import down_row_kernel, gate_up_row_kernel
 from steerpipe.kernels.experts_tile import down_tile_kernel, gate_up_tile_kernel
 from steerpipe.kernels.tiles import TILE_ROWS, make_tiles
 
-__all__ = ["expert_row", "expert_tiles", "make_tiles"]
+__all__ = ["Reads", "expert_row", "expert_tiles", "make_tiles"]
 
 
-def expert_row(x: Tensor, experts: Tensor, table: Tensor, form: BlockForm, *, act: Tensor, part: Tensor) -> None:
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """Where a row's blocks are read and kept, as its router found them (kernels/router.py writes both).
+
+    origin [k] int64: an entry of the table; a negative one is an address in pinned memory with its sign bit set, 0
+    waits on the table. target [k] int64: where all that is loaded is stored too, at the same offsets; 0: nowhere.
+    """
+
+    origin: Tensor
+    target: Tensor
+
+
+def expert_row(
+    x: Tensor, experts: Tensor, table: Tensor, form: BlockForm,
+    *, act: Tensor, part: Tensor, reads: Reads | None = None,
+) -> None:  # fmt: skip
     """One row through its experts: x [1, H], experts [k] int32 (-1: the pair is skipped), table [E] int64.
 
-    act [k, I] in x's dtype is scratch, part [k, H] float32 receives the outputs without their gates.
+    act [k, I] in x's dtype is scratch, part [k, H] float32 receives the outputs without their gates. With `reads`
+    blocks are found there and not in the table: same arithmetic, same bits.
     """
     gate_up, down = launch_for("row_gate_up", form), launch_for("row_down", form)
-    gate_up_row(x, experts, table, form, act=act, launch=gate_up, followed=down.overlap)
-    down_row(act, experts, table, form, part=part, launch=down)
+    gate_up_row(x, experts, table, form, act=act, launch=gate_up, followed=down.overlap, reads=reads)
+    down_row(act, experts, table, form, part=part, launch=down, reads=reads)
 
 
 def gate_up_row(
-    x: Tensor, experts: Tensor, table: Tensor, form: BlockForm, *, act: Tensor, launch: Launch, followed: bool
-) -> None:
+    x: Tensor, experts: Tensor, table: Tensor, form: BlockForm,
+    *, act: Tensor, launch: Launch, followed: bool, reads: Reads | None = None,
+) -> None:  # fmt: skip
     """The first half of `expert_row`. `followed`: what comes next on the stream is a `down_row` that overlaps."""
     assert x.shape == (1, form.hidden), f"one row of {form.hidden} is expected, not {list(x.shape)}"
     constants = row_constants(form, launch, down=False, native=x.is_cuda)
     grid = triton.cdiv(form.width, constants["ROWS"]), len(experts)
-    gate_up_row_kernel[grid](x, experts, table, act, FOLLOWED=followed and x.is_cuda, **constants)
+    found = (reads.origin, reads.target) if reads is not None else (None, None)
+    gate_up_row_kernel[grid](x, experts, table, act, *found, FOLLOWED=followed and x.is_cuda, **constants)
 
 
-def down_row(act: Tensor, experts: Tensor, table: Tensor, form: BlockForm, *, part: Tensor, launch: Launch) -> None:
+def down_row(
+    act: Tensor, experts: Tensor, table: Tensor, form: BlockForm,
+    *, part: Tensor, launch: Launch, reads: Reads | None = None,
+) -> None:  # fmt: skip
     """The second half of `expert_row`."""
     constants = row_constants(form, launch, down=True, native=act.is_cuda)
     grid = triton.cdiv(form.hidden, constants["ROWS"]), len(experts)
-    down_row_kernel[grid](act, experts, table, part, **constants)
+    found = (reads.origin, reads.target) if reads is not None else (None, None)
+    down_row_kernel[grid](act, experts, table, part, *found, **constants)
 
 
 def expert_tiles(

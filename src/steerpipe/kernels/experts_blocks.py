@@ -11,10 +11,20 @@ import triton.language as tl
 
 @triton.jit
 def block_address(table, expert, NATIVE: tl.constexpr):
-    """Where the block of `expert` begins; waits until the table says so."""
+    """Where the block of `expert` begins in the device's memory; waits until the table says so."""
     address = tl.load(table + expert, volatile=True)
     if NATIVE:
-        while address == 0:
+        while address <= 0:  # 0 or a place in pinned memory: it is not here
+            address = tl.load(table + expert, volatile=True)
+    return address
+
+
+@triton.jit
+def read_address(origin, table, expert, pair, NATIVE: tl.constexpr):
+    """As `block_address`, but as the router found it: a place in pinned memory will do, only 0 has to wait."""
+    address = tl.load(origin + pair) & 0x7FFFFFFFFFFFFFFF
+    if NATIVE:
+        while address <= 0:
             address = tl.load(table + expert, volatile=True)
     return address
 

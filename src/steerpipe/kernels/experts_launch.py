@@ -38,6 +38,7 @@ def row_constants(form: BlockForm, launch: Launch, *, down: bool, native: bool) 
             "MASKED": outputs % rows != 0 or width % step != 0,
             "CACHE": launch.hint if launch.hint.startswith(".") else "",
             "OVERLAP": launch.overlap and native,
+            "WHOLE": form.format == "int4" and step % (group // 2) == 0,
         }
         | ({"launch_pdl": True} if launch.overlap and native else {})
     )

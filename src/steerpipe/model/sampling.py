@@ -62,6 +62,8 @@ def sample(logits: Tensor, contexts: Sequence[SamplingContext]) -> list[Sampled]
 
 def sample_row(logits: Tensor, context: SamplingContext) -> Sampled:
     """One token from `logits` [V]. Waits for the device."""
+    if logits.is_cuda and _is_plain_greedy(context.settings):
+        return Sampled(_greedy_at_once(logits, context))
     own = _finite_row(logits, context)  # [V]
     if context.settings.temperature == 0:
         token_id = _first_maximum(_penalised(own, context))
@@ -80,13 +82,33 @@ def _finite_row(logits: Tensor, context: SamplingContext) -> Tensor:
     # The copy matters on CUDA: reductions there peel unaligned heads, so a view's sums would depend on its row number.
     row = logits.to(torch.float32, copy=True)  # [V]
     low, high = row.aminmax()  # NaN wins both
-    if math.isfinite(low.item()) and math.isfinite(high.item()):
-        return row
+    _check_finite(low.item(), high.item(), row, context)
+    return row
+
+
+def _check_finite(low: float, high: float, row: Tensor, context: SamplingContext) -> None:
+    if math.isfinite(low) and math.isfinite(high):
+        return
     count = int((~torch.isfinite(row)).sum())
     raise NumericsError(
         f"{count} of {len(row)} logits at position {context.position} are not finite numbers",
         fix="run with --dtype float32; if it stays, the weights are damaged: fetch the checkpoint again",
     )
+
+
+def _is_plain_greedy(settings: SamplingSettings) -> bool:
+    penalised = settings.repetition_penalty != 1 or settings.presence_penalty or settings.frequency_penalty
+    return settings.temperature == 0 and settings.logprobs is None and not penalised
+
+
+def _greedy_at_once(row: Tensor, context: SamplingContext) -> int:
+    """As `_finite_row` and `_first_maximum`, but reads from the device once instead of four times."""
+    low, high = row.aminmax()
+    places = torch.arange(len(row), device=row.device)
+    first = torch.where(row == high, places, len(row)).min()
+    lowest, highest, token_id = torch.stack((low.double(), high.double(), first.double())).tolist()
+    _check_finite(lowest, highest, row, context)
+    return int(token_id)
 
 
 def _penalised(row: Tensor, context: SamplingContext) -> Tensor:

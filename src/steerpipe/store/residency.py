@@ -64,6 +64,7 @@ class SlotTable:
         self._transient_limit = transient_limit
         self._held: dict[ExpertId, _Held] = {}
         self._free = list(range(slots))[::-1]  # slot 0 is given first
+        self._reserved: set[int] = set()  # lent (store.lending): neither owned nor free
         self._transients = 0
         self._lingers = lingers
         self._lingering: dict[int, None] = {}  # transient, READY and unpinned, the oldest first
@@ -183,7 +184,9 @@ class SlotTable:
         self._transients -= held.transient
         held.transient = False
         self._passing[held.number] = False
-        self._lingering.pop(held.number, None)
+        if held.number in self._lingering:  # evictable like any other from now on
+            del self._lingering[held.number]
+            self._nominees.clear()
 
     def touch(self, expert: ExpertId, now: float) -> None:
         """Tells the policy of a use. Any state: what was evicted keeps its past."""
@@ -199,7 +202,8 @@ class SlotTable:
 
     def nominate(self, count: int, now: float) -> None:
         """Asks the policy for its next `count` victims now, when there is time, so that `begin` need not."""
-        candidates = np.flatnonzero(self._idle & self._exposed)
+        among = self._idle & ~self._passing if self._lingers else self._idle  # those that linger go before them
+        candidates = np.flatnonzero(among & self._exposed)
         self._nominees = dict.fromkeys(self._policy.victims(candidates, count, now)) if candidates.size else {}
 
     @property
@@ -220,7 +224,8 @@ class SlotTable:
         assert len(set(owned)) == len(owned), "a slot has two owners"
         assert len(set(self._free)) == len(self._free), "a slot is free twice"
         assert not set(owned) & set(self._free), "a slot is owned and free"
-        assert set(owned) | set(self._free) == set(range(self._slots)), "a slot is neither owned nor free"
+        assert not self._reserved & {*owned, *self._free}, "a slot is lent, and owned or free"
+        assert {*owned, *self._free, *self._reserved} == set(range(self._slots)), "a slot is neither owned nor free"
         transient = {expert for expert, held in self._held.items() if held.transient}
         assert len(transient) == self._transients <= self._transient_limit, "transient experts are miscounted"
         for number, expert in enumerate(self._experts):

@@ -230,6 +230,8 @@ def test_an_expert_that_cannot_be_read_fails_the_step_and_nothing_else() -> None
     _, gpu = both("qwen3_moe")
 
     class Broken(MemoryBlocks):
+        resident = False
+
         def lease(self, layer: int, routed: Any, keep: Any = None) -> Any:
             raise TransferError("an expert could not be read", fix="check the disk, then try again")
 

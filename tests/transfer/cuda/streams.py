@@ -26,7 +26,7 @@ class Streams:
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
-        self._copying = self._random.choice((0.03, 0.2, 0.5, 0.8, 0.97))  # share of the steps: either stream may lag far
+        self._copying = self._random.choice((0.03, 0.2, 0.5, 0.8, 0.97))  # share of the steps: either may lag far
         self._queues: dict[int, deque[Operation]] = {COPY: deque(), COMPUTE: deque()}
         self._marks = 0
         self._passed: set[int] = set()
@@ -148,7 +148,7 @@ class Kernel:
             self._streams.reading[address] -= 1
             del self._reading[expert]
         for expert in list(self._todo):
-            address = int(self._row[expert])
+            address = max(0, int(self._row[expert]))  # negative: not here, but a router would know where
             assert address or self._waits, f"the table has no address for expert {expert}, which is in a wave"
             if address:
                 self._todo.remove(expert)

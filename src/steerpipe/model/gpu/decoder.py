@@ -18,7 +18,7 @@ from steerpipe.core.errors import ConfigError
 from steerpipe.core.events import RoutingRecord
 from steerpipe.core.protocols import RoutingSink
 from steerpipe.model.decoder import StepRows
-from steerpipe.model.gpu.experts import Leased
+from steerpipe.model.gpu.experts import Direct, Leased
 from steerpipe.model.gpu.graph import StepGraphs
 from steerpipe.model.gpu.network import Network
 from steerpipe.model.gpu.rows import Packing, Pass, Step, passes, routing_buffer
@@ -55,10 +55,11 @@ class GpuDecoder:
         self.spec = spec
         self.device = device
         self.forced: Tensor | None = None  # [L, R, k] int32: experts of every step to come (-1: the router's)
-        self.graphs = device.type == "cuda"  # off: everything by lease
+        self.graphs = device.type == "cuda"  # off: single launches, and leases where not all is resident
         self._dtype = weights.embed.dtype
         self._max_batch = max_batch
         self._top_k = max(top_ks, default=1)
+        self._most_experts = max((spec.moe(layer).experts for layer in spec.moe_layers), default=0)  # of a layer
         self._network = Network(spec, weights, pool, device)
         self._captured: dict[int, StepGraphs] = {}
         self._captured_over: BlockSource | None = None
@@ -104,7 +105,8 @@ class GpuDecoder:
             picked = self._pick(served.logits, places)  # a copy: the next replay writes there again
         else:
             step = self._eager_step(rows)
-            experts = Leased(source, rows.valid, rows.keep_rows, self.device)
+            leased = not source.resident  # else nothing is read back, and the host runs ahead of the device
+            experts = Leased(source, rows.valid, rows.keep_rows, self.device) if leased else Direct(source)
             picked = self._head(self._network.hidden(step, experts), rows, places)
             chosen, gates = step.experts, step.gates
         return picked, [_read_routing(rows, chosen, gates)] if publish else []
@@ -113,8 +115,9 @@ class GpuDecoder:
         """Whether this pass is a graph: experts that are missing come while it runs."""
         if not self.graphs or rows.base is not None:
             return False
-        counts = [min(len(rows.valid) * self._top_k, self.spec.moe(layer).experts) for layer in self.spec.moe_layers]
-        return not counts or source.resident or source.serves(max(counts))
+        if source.resident or (rows.rows == 1 and source.landing is not None):
+            return True
+        return source.serves(min(len(rows.valid) * self._top_k, self._most_experts))
 
     def _graphs_of(self, rows: int, source: BlockSource) -> StepGraphs:
         if self._captured_over is not source:  # a graph holds the addresses of one source's tables

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from steerpipe.core.blocks import BlockForm, BlockLease, BlockSource
 from steerpipe.kernels.experts import expert_row, expert_tiles, make_tiles
+from steerpipe.kernels.tiles import align_tiles, tiles_for
 from steerpipe.model.cells import CELL
 from steerpipe.model.gpu.tiles import Tiles, TileStaging
 
@@ -21,22 +22,33 @@ from steerpipe.model.gpu.tiles import Tiles, TileStaging
 def run_pairs(
     x: Tensor, experts: Tensor, table: Tensor, form: BlockForm, *, act: Tensor, part: Tensor
 ) -> None:  # fmt: skip
-    """All pairs of up to 16 rows whose expert is not -1. Kernels wait for entries of the table that are 0."""
+    """All pairs whose expert is not -1. Kernels wait for absent entries of the table; nothing waits for the host."""
     if x.shape[0] == 1:
         expert_row(x, experts.view(-1), table, form, act=act, part=part)
         return
-    count = min(table.shape[0], experts.numel())
+    cell = x.shape[0] <= CELL
+    count = min(table.shape[0], experts.numel()) if cell else tiles_for(x.shape[0], experts.shape[1], table.shape[0])
     tile_expert = torch.empty(count, dtype=torch.int32, device=x.device)
     tile_pairs = torch.empty(count, CELL, dtype=torch.int32, device=x.device)
-    make_tiles(experts, tile_expert=tile_expert, tile_pairs=tile_pairs)
+    if cell:
+        make_tiles(experts, tile_expert=tile_expert, tile_pairs=tile_pairs)
+    else:
+        counts = torch.empty(table.shape[0], dtype=torch.int32, device=x.device)
+        align_tiles(experts, counts=counts, tile_expert=tile_expert, tile_pairs=tile_pairs)
     expert_tiles(x, tile_expert, tile_pairs, table, form, top_k=experts.shape[1], act=act, part=part)
 
 
 class Direct:
-    """Experts through the table, whatever it holds: kernels wait for what is missing. For up to 16 rows."""
+    """Experts through the table, whatever it holds: kernels wait for what is missing. For a pass of any size.
+
+    A prompt goes this way where everything is resident: more of it would wait than there is place for on the device.
+    """
 
     def __init__(self, source: BlockSource) -> None:
         self._source = source
+
+    def tickets(self, layer: int) -> None:
+        return None
 
     def begin(self, layer: int, experts: Tensor) -> None:
         pass
@@ -58,6 +70,9 @@ class Leased:
         self._staging = TileStaging(device)
         self._chosen: Tensor | None = None  # [R, k] int32 on the host, under way
         self._ready = torch.cuda.Event() if self._cuda else None
+
+    def tickets(self, layer: int) -> None:
+        return None
 
     def begin(self, layer: int, experts: Tensor) -> None:
         if self._chosen is None:
@@ -102,6 +117,7 @@ class NoBlocks:
     """A BlockSource for models without experts."""
 
     resident = True
+    landing = None
 
     def form(self, layer: int) -> NoReturn:
         raise AssertionError(f"layer {layer} has no experts")

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from steerpipe.core.blocks import BlockSource
+from steerpipe.model.gpu.direct import Follower, ReadThrough
 from steerpipe.model.gpu.experts import Direct
 from steerpipe.model.gpu.mailbox import Mailbox
-from steerpipe.model.gpu.network import Network
+from steerpipe.model.gpu.network import ExpertRun, Network
 from steerpipe.model.gpu.rows import Packing, Pass, Step, room_for, routing_buffer
 
 
@@ -52,6 +53,11 @@ class StepGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[tuple[int, bool], _Captured] = {}
         self._stamp = 0
+        self._run: ExpertRun = Direct(source)
+        self._follower: Follower | None = None
+        if rows == 1 and source.landing is not None:
+            self._run = ReadThrough(source, source.landing, top_k, device)
+            self._follower = Follower(source, source.landing, layers, self._mailbox)
 
     def run(self, rows: Pass, forced: Tensor | None) -> Served:
         """One step. The host serves its layers as they ask; results are queued, not awaited."""
@@ -65,6 +71,9 @@ class StepGraphs:
             self._forced.copy_(forced, non_blocking=True)
         if self._source.resident:
             captured.graph.replay()
+        elif self._follower is not None:
+            stream = torch.cuda.current_stream()
+            self._follower.run(captured.graph.replay, self._stamp, stream.query, stream.synchronize)
         else:
             self._replay_served(captured.graph)
         return Served(captured.logits, self._experts, self._gates)
@@ -99,7 +108,7 @@ class StepGraphs:
 
     def _capture(self, room: int, forced: bool) -> _Captured:
         """A run without any real row compiles the kernels and wakes cuBLAS, writes no key and asks for no expert."""
-        step, experts = self._step(room, forced), Direct(self._source)
+        step, experts = self._step(room, forced), self._run
         self._inputs.zero_()  # stamp 0: nobody waits for it
         step.positions.fill_(-1)
         self._forced.fill_(-1)

@@ -1,7 +1,8 @@
 """Where a router's kernel tells the host what it chose, while the graph runs on: words in pinned memory.
 
 A word is stamp << 32 | expert. Stamps count steps, so a word of an earlier step is never taken for one of this step,
-and every word is whole: no order among them is needed.
+and every word is whole: no order among them is needed. A step that reads what is missing by itself also says what it
+missed and what it kept: kernels/router.py.
 """
 
 import os
@@ -12,7 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from steerpipe.core.blocks import DirectReads
+
 _EXPERT = 0xFFFFFFFF  # mask of the lower half; all ones: this pair has no expert
+_LANDED, _MISSED, _INDEX = 1 << 16, 1 << 17, 0xFFFF  # of the lower half, where a step reads by itself
 _SPIN = 2_000  # polls of under 1 us before other threads get a turn; a layer takes 50 us
 _ASK_DEVICE = 50_000  # polls between two looks at the device
 
@@ -31,6 +35,22 @@ class Mailbox:
 
         `finished` says whether the device has run everything, and raises if it has failed.
         """
+        return sorted({word & _EXPERT for word in self._wait(order, stamp, finished)} - {_EXPERT})
+
+    def take_reads(self, order: int, stamp: int, finished: Callable[[], bool]) -> DirectReads:
+        """As `take`, of a step that reads what is missing by itself."""
+        words = [word for word in self._wait(order, stamp, finished) if word & _EXPERT != _EXPERT]
+        return DirectReads(
+            [word & _INDEX for word in words],
+            [word & _INDEX for word in words if word & _MISSED],
+            [word & _INDEX for word in words if word & _LANDED],
+        )
+
+    def posted(self, order: int, stamp: int) -> bool:
+        """Whether that layer of that step has posted."""
+        return min(self._view[order * self._pairs : (order + 1) * self._pairs].tolist()) >> 32 == stamp
+
+    def _wait(self, order: int, stamp: int, finished: Callable[[], bool]) -> list[int]:
         words = self._view[order * self._pairs : (order + 1) * self._pairs]
         polls = 0
         while min(found := words.tolist()) >> 32 != stamp:
@@ -40,4 +60,4 @@ class Mailbox:
             if polls % _ASK_DEVICE == 0 and finished():
                 found = words.tolist()
                 assert min(found) >> 32 == stamp, f"the step ended, but MoE layer {order} never posted its experts"
-        return sorted({word & _EXPERT for word in found} - {_EXPERT})
+        return found

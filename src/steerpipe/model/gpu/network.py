@@ -14,7 +14,7 @@ from steerpipe.kernels.attention import AttentionScratch, decode_attention, scra
 from steerpipe.kernels.attention_prefill import prefill_attention
 from steerpipe.kernels.combine import combine
 from steerpipe.kernels.rotary import rotate_and_store
-from steerpipe.kernels.router import route
+from steerpipe.kernels.router import Tickets, route
 from steerpipe.model.gpu.dense import Dense, ManyRows, OneRow
 from steerpipe.model.gpu.rows import Step, room_for
 from steerpipe.model.kv_cache import BLOCK, KvPool
@@ -27,6 +27,10 @@ from steerpipe.model.weights import LayerWeights, ModelWeights
 
 class ExpertRun(Protocol):
     """How the experts of a layer are computed once its router has chosen."""
+
+    def tickets(self, layer: int) -> Tickets | None:
+        """What the router needs where it takes slots for what is missing; None: it only chooses."""
+        ...
 
     def begin(self, layer: int, experts: Tensor) -> None:
         """experts [R, k] int32 are queued. What follows until `run` does not depend on any expert."""
@@ -115,7 +119,7 @@ class Network:
             logits, top_k=spec.top_k, renormalise=spec.renormalise, experts=chosen, gates=gates,
             positions=step.positions, mailbox=None if step.mailbox is None else step.mailbox[order],
             stamp=None if step.mailbox is None else step.stamp,
-            forced=None if step.forced is None else step.forced[order],
+            forced=None if step.forced is None else step.forced[order], tickets=experts.tickets(index),
         )  # fmt: skip
         experts.begin(index, chosen)
         shared, switch = _shared(normed, weights, dense)  # while the host brings what is missing

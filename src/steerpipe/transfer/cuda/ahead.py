@@ -7,7 +7,9 @@ A prompt that uses at least half of a layer's experts will use at least half of 
 import itertools
 from collections.abc import Iterable, Mapping
 
-from steerpipe.store.residency import Residency
+import numpy as np
+from numpy.typing import NDArray
+
 from steerpipe.transfer.cuda.backing import LayerBlocks
 from steerpipe.transfer.cuda.shelf import Shelf
 
@@ -19,26 +21,25 @@ class LayerAhead:
         self._shelf = shelf
         self._layers = layers
         self._after = dict(itertools.pairwise(layers))
-        self._uses = [0] * len(shelf.experts)
+        self._uses: NDArray[np.int64] = np.zeros(len(shelf.experts), dtype=np.int64)
+        self._here = np.frombuffer(shelf.here, dtype=np.uint8)
         self.sent: list[int] = []
 
     def arrive(self, layer: int, routed: Iterable[int]) -> None:
         """A lease of that layer begins: what was sent ahead is hers if she wants it, and free otherwise."""
-        base = self._shelf.base[layer]
-        wanted = {base + index for index in routed}
-        for number in wanted:
-            self._uses[number] += 1
-        self.drop(wanted)
+        wanted = [self._shelf.base[layer] + index for index in routed]
+        self._uses[wanted] += 1
+        self.drop(set(wanted))
 
     def drop(self, wanted: set[int]) -> None:
         """Gives up the pins. What the ring has not brought yet is cut, unless it is wanted now."""
         shelf = self._shelf
-        for number in self.sent:
-            expert = shelf.experts[number]
-            shelf.table.unpin(expert)
-            unwanted = number not in wanted or number in shelf.broken  # a guess that failed is asked for anew
-            if unwanted and shelf.table.state(expert) is Residency.LOADING:
-                shelf.cut(number)
+        shelf.table.unpin_many(self.sent)
+        if shelf.loading:
+            for number in self.sent:
+                unwanted = number not in wanted or number in shelf.broken  # a guess that failed is asked for anew
+                if unwanted and number in shelf.loading:
+                    shelf.cut(number)
         self.sent.clear()
 
     def leave(self, layer: int, used: int) -> None:
@@ -47,13 +48,11 @@ class LayerAhead:
         if following is None or 2 * used < self._layers[layer].experts:
             return
         shelf, base = self._shelf, self._shelf.base[following]
-        absent = [
-            number
-            for number in range(base, base + self._layers[following].experts)
-            if shelf.table.state(shelf.experts[number]) is Residency.ABSENT
-        ]
-        chosen = sorted(absent, key=lambda number: -self._uses[number])[: shelf.transient_limit]
-        pinned = [number for number in chosen if shelf.backing.locate(number)]
-        read = [number for number in chosen if number not in set(pinned)]
+        absent = base + np.flatnonzero(self._here[base : base + self._layers[following].experts] == 0)
+        by_use = absent[np.argsort(-self._uses[absent], kind="stable")].tolist()
+        chosen = [number for number in by_use if number not in shelf.loading][: shelf.transient_limit]
+        pinned = [number for number in chosen if shelf.places[number]]
+        read = [number for number in chosen if not shelf.places[number]]
         slabs = shelf.backing.ring.slabs if shelf.backing.ring is not None else 0  # more would come no sooner
         self.sent = shelf.send([*sorted(pinned, key=shelf.order), *read[:slabs]], transient=True)
+        shelf.table.pin_many(self.sent)

@@ -53,6 +53,10 @@ class Backing(Protocol):
         """The address of its block in pinned memory, always the same; 0: the ring has to bring it."""
         ...
 
+    def view(self, number: int) -> int:
+        """Where kernels can read its block in pinned memory, always the same; 0: nowhere."""
+        ...
+
     def reads(self) -> ReadCounts: ...
 
     def close(self) -> None:
@@ -75,6 +79,8 @@ class PinnedBacking:
         self._close_link = close_link
         base = arena.address if arena is not None else 0
         self._places = {number: base + position * stride for position, number in enumerate(numbers)}
+        seen = arena.device_address if arena is not None else 0
+        self._shift = seen - base if seen else None  # from the host's address to the kernels'
 
     @property
     def pinned_bytes(self) -> int:
@@ -82,6 +88,10 @@ class PinnedBacking:
 
     def locate(self, number: int) -> int:
         return self._places.get(number, 0)
+
+    def view(self, number: int) -> int:
+        place = self.locate(number)
+        return place + self._shift if place and self._shift is not None else 0
 
     def close(self) -> None:
         if self.ring is not None:

@@ -8,7 +8,7 @@ from steerpipe.core.errors import CapacityError, TransferError
 
 _OUT_OF_MEMORY = 2
 _NON_BLOCKING = 1  # a stream that does not wait for the default stream
-_PORTABLE = 1  # registered memory: for every context
+_PORTABLE, _DEVICE_MAP = 1, 2  # registered memory: for every context; kernels can read it
 _RESTART = "the GPU cannot be used any more in this process: start it again; if it stays, look at dmesg and nvidia-smi"
 
 _POINTER, _SIZE, _DEVICE, _FLAGS = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_uint
@@ -17,6 +17,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuStreamWriteValue64_v2": (_POINTER, _DEVICE, ctypes.c_uint64, _FLAGS),
     "cuMemHostRegister_v2": (_POINTER, _SIZE, _FLAGS),
     "cuMemHostUnregister": (_POINTER,),
+    "cuMemHostGetDevicePointer_v2": (ctypes.POINTER(_DEVICE), _POINTER, _FLAGS),
     "cuStreamCreateWithPriority": (ctypes.POINTER(_POINTER), _FLAGS, ctypes.c_int),
     "cuStreamDestroy_v2": (_POINTER,),
     "cuStreamSynchronize": (_POINTER,),
@@ -76,8 +77,17 @@ class Driver:
         self.check(self._library.cuStreamSynchronize(stream))
 
     def register(self, address: int, size_bytes: int) -> None:
-        """Pins memory of this process: the GPU can copy from it. Takes about 0.35 s/GiB; pages should be touched."""
-        self.check(self._library.cuMemHostRegister_v2(address, size_bytes, _PORTABLE))
+        """Pins memory of this process: the GPU can copy from it, and kernels can read it.
+
+        Takes about 0.35 s/GiB; pages should be touched.
+        """
+        self.check(self._library.cuMemHostRegister_v2(address, size_bytes, _PORTABLE | _DEVICE_MAP))
+
+    def device_view(self, address: int) -> int:
+        """Where kernels see registered memory, normally at the same address; 0: they do not."""
+        view = _DEVICE()
+        status = self._library.cuMemHostGetDevicePointer_v2(ctypes.byref(view), address, 0)
+        return view.value if status == 0 else 0
 
     def unregister(self, address: int) -> None:
         self.check(self._library.cuMemHostUnregister(address))

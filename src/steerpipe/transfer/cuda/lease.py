@@ -5,9 +5,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from steerpipe.store.residency import Residency
 from steerpipe.transfer.cuda.copier import Mark
 from steerpipe.transfer.cuda.shelf import GROUP, Shelf
+from steerpipe.transfer.queue import Reason
 
 Leave = Callable[[int, int], None]  # (layer, how many experts were used) at the end of a block without an error
 
@@ -43,20 +43,25 @@ class CudaLease:
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
+        try:
+            self._end()
+            if kind is None and self._begun:
+                self._leave(self._layer, len(self._routed))
+        finally:
+            self._shelf.recover()
+
+    def _end(self) -> None:
         shelf = self._shelf
         shelf.settle_marked()
         if self._groups or self._loading:  # cut short: whoever is served next finds the table as it will be
             shelf.copier.join(shelf.copier.copied())
         shelf.read(self._wave)
         for group, _ in self._groups:  # copied and never computed
-            for number in group:
-                shelf.table.unpin(shelf.experts[number])
+            shelf.table.unpin_many(group)
         for number in self._loading:
             shelf.let_go(number)
         self._wave, self._loading, self._wanted = [], [], []
         self._groups.clear()
-        if kind is None and self._begun:
-            self._leave(self._layer, len(self._routed))
 
     def waves(self) -> Iterator[tuple[int, ...]]:
         """Once. The host waits only for what the ring brings; TransferError if an expert cannot be had."""
@@ -79,62 +84,66 @@ class CudaLease:
         tally.leased += len(self._routed)
         kept = self._routed if self._kept is None else [number for number in self._routed if number in self._kept]
         table.touch_many(kept, shelf.now)
-        coming: dict[Mark, list[int]] = {}
-        for number in self._routed:
-            state = table.state(shelf.experts[number])
-            if state is Residency.ABSENT:
-                tally.misses += 1
-                self._wanted.append(number)
-                continue
-            table.pin(shelf.experts[number])
-            brought_by = tally.of[shelf.use(number, transient=self._transient(number))]
-            mark = shelf.there(number) if state is Residency.READY else None
-            if state is Residency.LOADING:
-                self._loading.append(number)
-            elif mark is None:
+        ready = [number for number in self._routed if shelf.here[number]]
+        self._loading = [number for number in self._routed if number in shelf.loading]
+        found = {*ready, *self._loading}
+        self._wanted = sorted((number for number in self._routed if number not in found), key=shelf.order)
+        tally.misses += len(self._wanted)
+        table.pin_many([*ready, *self._loading])
+        for number in self._loading:
+            tally.of[shelf.use(number, transient=self._transient(number))].late += 1
+        coming: dict[int, tuple[list[int], Mark]] = {}  # by the mark's ordinal
+        marks = shelf.there(table.slots_of(ready))
+        for number, mark, reason in zip(ready, marks, shelf.use_many(ready, self._kept), strict=True):
+            if mark is None:
+                tally.of[reason].hits += 1
                 self._wave.append(number)
             else:
-                coming.setdefault(mark, []).append(number)
-            if state is Residency.READY and mark is None:
-                brought_by.hits += 1
-            else:
-                brought_by.late += 1
-        self._groups.extend((coming[mark], mark) for mark in sorted(coming, key=lambda mark: mark.ordinal))
-        self._wanted.sort(key=shelf.order)
+                tally.of[reason].late += 1
+                coming.setdefault(mark.ordinal, ([], mark))[0].append(number)
+        self._groups.extend(coming[ordinal] for ordinal in sorted(coming))
 
     def _ask(self) -> None:
         """Sends for as many as can get slots. Where one transient (or kept) expert gets none, no other will."""
         shelf = self._shelf
-        refused: set[bool] = set()
+        refused = False  # the transient ones
         waiting: list[int] = []
         group: list[int] = []
-        for number in self._wanted:
+        for place, number in enumerate(self._wanted):
             transient = self._transient(number)
-            if transient in refused or False in refused or not shelf.demand(number, transient=transient):
-                refused.add(transient)
+            if (transient and refused) or not shelf.demand(number, transient=transient):
+                refused = True
                 waiting.append(number)
-                continue
-            shelf.table.pin(shelf.experts[number])
-            if number in shelf.loading:
-                self._loading.append(number)
-                continue
+                if transient:
+                    continue
+                waiting += self._wanted[place + 1 :]
+                break
             group.append(number)
             if len(group) == self._size:
-                self._close(group)
+                self._fetch(group)
                 group, self._size = [], min(2 * self._size, self._largest)
-        self._close(group)
+        self._fetch(group)
         self._wanted = waiting
 
-    def _close(self, group: list[int]) -> None:
-        if group:
-            self._groups.append((group, self._shelf.settle_marked()))
+    def _fetch(self, group: list[int]) -> None:
+        """They have slots. The copies are queued, or the ring is asked."""
+        shelf = self._shelf
+        shelf.fetch(group, Reason.DEMAND)
+        mark = shelf.settle_marked()
+        shelf.table.pin_many(group)
+        copied = [number for number in group if number not in shelf.loading]
+        if copied:
+            self._groups.append((copied, mark))
+        if len(copied) < len(group):
+            self._loading += [number for number in group if number in shelf.loading]
 
     def _next(self) -> None:
         """Frees the wave that has been computed, asks for more, and takes the next group."""
         shelf = self._shelf
         done, self._wave = self._wave, []
         shelf.read(done)
-        self._ask()
+        if len(self._groups) < 2:  # before the link has nothing to do; sooner, groups would stay small
+            self._ask()
         shelf.land(wait=False)
         self._gather()
         while not self._groups:
@@ -154,7 +163,7 @@ class CudaLease:
         ready = [number for number in self._loading if shelf.here[number]]
         if ready:
             self._loading = [number for number in self._loading if not shelf.here[number]]
-            marks = [mark for number in ready if (mark := shelf.there(number)) is not None]
+            marks = [mark for mark in shelf.there(shelf.table.slots_of(ready)) if mark is not None]
             self._groups.append((ready, max(marks, key=lambda mark: mark.ordinal, default=None)))
 
     def _as_wave(self) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ def load_all(shelf: Shelf, progress: Progress) -> None:
         begun = shelf.begin(number, Reason.DEMAND, transient=False)
         assert begun, f"{shelf.table.slots} slots are too few for {total} experts"
         shelf.table.pin(shelf.experts[number])  # so that an error finds us
+        shelf.fetch([number], Reason.DEMAND)
         if number % GROUP == 0:
             shelf.settle_marked()
     shelf.settle_marked()

@@ -41,6 +41,7 @@ class BlockMemory:
             for row, each in enumerate(layers.values())
             for index in range(each.experts)
         ]  # by the experts' numbers
+        self.absent = [0] * len(self.entries)  # by the experts' numbers: what an entry says of one that is not here
 
     @property
     def total_bytes(self) -> int:

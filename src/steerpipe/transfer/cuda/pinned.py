@@ -41,6 +41,11 @@ class PinnedArena:
         self._unpin: weakref.finalize[..., PinnedArena] | None = None
 
     @property
+    def device_address(self) -> int:
+        """Where kernels see it, once it is pinned; 0: they cannot. Without a driver kernels run on the CPU."""
+        return self.address if self._driver is None else self._driver.device_view(self.address)
+
+    @property
     def pinned(self) -> bool:
         return self._unpin is not None and self._unpin.alive
 

@@ -42,13 +42,13 @@ class Server:
     def release(self) -> None:
         """Nobody waits any more: every entry has an address until the device has finished, then the table is true."""
         shelf = self._shelf
-        shelf.settle(None)  # where serving was interrupted
-        absent = [entry for entry, here in zip(shelf.memory.entries, shelf.here, strict=True) if not here]
-        for entry in absent:
-            shelf.copier.write(entry, shelf.memory.zeros)
+        shelf.recover()
+        missing = [number for number, here in enumerate(shelf.here) if not here]
+        for number in missing:
+            shelf.copier.write(shelf.memory.entries[number], shelf.memory.zeros)
         shelf.copier.drain()
-        for entry in absent:
-            shelf.copier.write(entry, 0)
+        for number in missing:
+            shelf.copier.write(shelf.memory.entries[number], shelf.memory.absent[number])
         shelf.copier.drain()
 
     def check_table(self) -> None:
@@ -58,11 +58,11 @@ class Server:
         for number, expert in enumerate(shelf.experts):
             ready = shelf.table.state(expert) is Residency.READY
             assert bool(shelf.here[number]) == ready, f"{expert} is wrongly marked as there or not"
-            said = shelf.memory.addresses[shelf.table.slot(expert)] if ready else 0
+            said = shelf.memory.addresses[shelf.table.slot(expert)] if ready else shelf.memory.absent[number]
             entry = int(found[rows[expert.layer], expert.expert])
             assert entry == said, f"the table has {entry:#x} for {expert} instead of {said:#x}"
 
-    def _bring(self, missing: Iterable[int], numbers: Sequence[int], kept: Collection[int]) -> list[int]:
+    def _bring(self, missing: Collection[int], numbers: Sequence[int], kept: Collection[int]) -> list[int]:
         """Queues the copies of what lies in pinned memory; returns what the ring has to bring."""
         shelf, table = self._shelf, self._shelf.table
         waiting: list[int] = []
@@ -72,14 +72,22 @@ class Server:
             for number in set(missing) - set(absent):
                 shelf.tally.of[shelf.use(number, transient=number not in kept)].late += 1
                 waiting.append(number)
+        group: list[int] = []
+        size = 1  # the first copy begins at once; then there is time, and fewer words between blocks cost the link less
         for number in absent:
             begun = number not in kept and shelf.demand(number, transient=True, sparing=numbers)
             begun = begun or shelf.demand(number, transient=False, sparing=numbers)  # a layer has to be there together
             assert begun, f"{table.slots} slots cannot hold a layer's {len(numbers)} experts: `serves` said so"
-            shelf.tally.misses += 1
-            if number in shelf.loading:
-                waiting.append(number)
-        shelf.settle(None)
+            group.append(number)
+            if len(group) == size:
+                shelf.fetch(group, Reason.DEMAND)
+                group, size = [], 2 * size
+        if group:
+            shelf.fetch(group, Reason.DEMAND)
+        shelf.settle()
+        shelf.tally.misses += len(absent)
+        if shelf.loading:
+            waiting += [number for number in absent if number in shelf.loading]
         return waiting
 
     def _await(self, waiting: Sequence[int]) -> None:

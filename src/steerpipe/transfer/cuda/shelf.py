@@ -1,23 +1,23 @@
 """The state that leases and serving share: who lies in which slot, what is queued on the copy stream, who reads what.
 
-Decisions are those of `store.residency` and `store.policies`; here they become operations in stream order. For an
-expert that comes: entry of the victim := 0, block, its own entry := address. One thread; nothing waits but `land`.
+Decisions are those of `store.residency` and `store.policies`; here they become operations in stream order. For a group
+of experts that come: entries of the victims := absent, the blocks one behind the other, their own entries := addresses.
+The link pauses for a word between two blocks, so there are few such places. One thread; nothing waits but `land`.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from steerpipe.core.errors import TransferError
-from steerpipe.core.ids import ExpertId
-from steerpipe.store.residency import Residency, SlotTable
+from steerpipe.store.lending import LendingTable
+from steerpipe.store.residency import Residency
 from steerpipe.transfer.counters import Tally
 from steerpipe.transfer.cuda.backing import Backing, LayerBlocks
 from steerpipe.transfer.cuda.copier import Copier, Mark
 from steerpipe.transfer.cuda.memory import BlockMemory
-from steerpipe.transfer.cuda.ring import Landed
 from steerpipe.transfer.queue import Reason
 
-GROUP = 8  # copies that share a mark: a wave of a prompt
+GROUP = 16  # copies that share a mark: a wave of a prompt
 
 
 class Shelf:
@@ -29,7 +29,7 @@ class Shelf:
 
     def __init__(
         self, layers: Mapping[int, LayerBlocks], backing: Backing, memory: BlockMemory, copier: Copier,
-        table: SlotTable, transient_limit: int,
+        table: LendingTable, transient_limit: int,
     ) -> None:  # fmt: skip
         self.backing, self.memory, self.copier, self.table = backing, memory, copier, table
         self.experts = table.experts
@@ -44,11 +44,15 @@ class Shelf:
         self.loading: dict[int, Reason] = {}  # sent for by the ring
         self.broken: dict[int, TransferError] = {}  # LOADING, could not be had, and still pinned by who wants it
         self.served = False  # kernels may read slots that no mark of a reader stands for
-        self._queued: list[int] = []  # copied, to be READY with the next mark
+        self._begun: dict[int, None] = {}  # have slots, and were not sent for yet
+        self._given: list[int] = []  # slots, to be cleared before the next copy
+        self._evicted: list[int] = []  # out of them
+        self._queued: list[int] = []  # copied, to be READY when their entries follow
         self._sizes: list[int] = []
         for layer, each in layers.items():
             self.base[layer] = len(self._sizes)
             self._sizes += [each.block_bytes] * each.experts
+        self.places = [backing.locate(number) for number in range(len(self.experts))]  # in pinned memory; 0: the ring's
 
     @property
     def has_room(self) -> bool:
@@ -57,61 +61,57 @@ class Shelf:
 
     def order(self, number: int) -> tuple[bool, int, int]:
         """What is copied first: the pinned by address, then what the ring brings, by number."""
-        address = self.backing.locate(number)
-        return (not address, address, number)
+        return (not self.places[number], self.places[number], number)
 
     def begin(self, number: int, reason: Reason, *, transient: bool, sparing: Collection[int] = ()) -> bool:
-        """Gives an ABSENT expert a slot and sends for it. False: no slot can be had now."""
-        begun = self.reserve(number, reason, transient=transient, sparing=sparing)
-        if begun:
-            self.fetch(number, reason)
-        return begun
-
-    def reserve(self, number: int, reason: Reason, *, transient: bool, sparing: Collection[int] = ()) -> bool:
-        """The first half of `begin`: a slot, out of which the one before it is gone in the order of the copy stream."""
+        """Gives an ABSENT expert a slot, for `fetch` to clear and fill. False: no slot can be had now."""
         placement = self.table.begin(
             self.experts[number], transient=transient, now=self.now, speculative=reason is not Reason.DEMAND,
             sparing=sparing,
         )  # fmt: skip
         if placement is not None:
-            self._clear(placement.slot, placement.evicted)
+            self._begun[number] = None
+            self._given.append(placement.slot)
+            if placement.evicted is not None:
+                self._evicted.append(self.base[placement.evicted.layer] + placement.evicted.expert)
         return placement is not None
 
-    def fetch(self, number: int, reason: Reason) -> None:
-        """The second half: a copy from pinned memory, READY at the next `settle`; else the ring brings the block."""
-        if reason is not Reason.DEMAND:
-            self.guessed[number] = reason
-        if source := self.backing.locate(number):
-            self._copy(number, self.table.slot(self.experts[number]), source, reason)
-            self._queued.append(number)
-        else:
-            assert self.backing.ring is not None, f"{self.experts[number]} lies nowhere"
-            self.loading[number] = reason
-            self.backing.ring.send_for(number, urgent=reason is Reason.DEMAND)
+    def fetch(self, numbers: Sequence[int], reason: Reason) -> None:
+        """Follows `begin`: copies from pinned memory, READY at the next `settle`; else the ring brings the blocks."""
+        self.clear()
+        for number, slot in zip(numbers, self.table.slots_of(numbers), strict=True):
+            if reason is not Reason.DEMAND:
+                self.guessed[number] = reason
+            if source := self.places[number]:
+                self._copy(number, slot, source, reason)
+            else:
+                assert self.backing.ring is not None, f"{self.experts[number]} lies nowhere"
+                self.loading[number] = reason
+                self.backing.ring.send_for(number, urgent=reason is Reason.DEMAND)
+            del self._begun[number]
 
-    def send(self, numbers: Iterable[int], *, transient: bool) -> list[int]:
-        """Sends for ABSENT experts that nobody waits for yet, as far as there are slots; who is coming, pinned.
+    def send(self, numbers: list[int], *, transient: bool) -> list[int]:
+        """Sends for ABSENT experts that nobody waits for yet, as far as there are slots; who is coming.
 
         Kernels that are queued from now on find none of the evicted in the table: a served step would read on where
         the copies are going. So entries are cleared first, for which the computing stream waits; the blocks follow.
         """
         self.meet()
-        coming = []
-        for number in numbers:
-            if not self.reserve(number, Reason.PREFETCH, transient=transient):
-                break
-            self.table.pin(self.experts[number])
-            coming.append(number)
+        slots, evicted = self.table.begin_many(numbers, transient=transient, now=self.now, speculative=True)
+        coming = numbers[: len(slots)]
+        self._begun.update(dict.fromkeys(coming))
+        self._given += slots
+        self._evicted += evicted
+        self.clear()
         if coming:
             self.copier.join(self.copier.copied())
-        for count, number in enumerate(coming, start=1):
-            self.fetch(number, Reason.PREFETCH)
-            if count % GROUP == 0 or count == len(coming):
-                self.settle_marked()
+        for first in range(0, len(coming), GROUP):
+            self.fetch(coming[first : first + GROUP], Reason.PREFETCH)
+            self.settle_marked()
         return coming
 
     def demand(self, number: int, *, transient: bool, sparing: Collection[int] = ()) -> bool:
-        """`begin`, at the cost of guesses that are on their way where no slot is to be had."""
+        """`begin`, at the cost of guesses that are on their way where no slot is to be had. `fetch` follows."""
         transient = transient and not self.has_room
         while not (begun := self.begin(number, Reason.DEMAND, transient=transient, sparing=sparing)):
             guess = next(
@@ -121,6 +121,21 @@ class Shelf:
                 break
             self.cut(guess)
         return begun
+
+    def lend(self, count: int, sparing: Collection[int]) -> list[int]:
+        """Up to `count` slots without owners, cleared for who is told of them over the copy stream."""
+        slots: list[int] = []
+        while len(slots) < count and (place := self.table.reserve(self.now, sparing) or self.table.reserve(self.now)):
+            slots.append(place.slot)
+            self._given.append(place.slot)
+            if place.evicted is not None:
+                self._evicted.append(self.base[place.evicted.layer] + place.evicted.expert)
+        self.clear()
+        return slots
+
+    def size_of(self, number: int) -> int:
+        """Bytes of its block."""
+        return self._sizes[number]
 
     def use(self, number: int, *, transient: bool) -> Reason:
         """An expert that has a slot is wanted: says who brought it, a guess once, demand ever after."""
@@ -132,29 +147,54 @@ class Shelf:
             self.backing.ring.send_for(number, urgent=True)
         return self.guessed.pop(number, Reason.DEMAND)
 
-    def settle(self, mark: Mark | None) -> None:
-        """What was queued is READY: after `mark` for the computing stream; None: kernels wait for its entry."""
-        for number in self._queued:
-            expert = self.experts[number]
-            self.arrivals[self.table.slot(expert)] = mark
-            self.table.finish(expert)
+    def use_many(self, numbers: Sequence[int], kept: Collection[int] | None) -> list[Reason]:
+        """`use` for READY experts, of which `kept` (None: all) are worth keeping."""
+        self.table.promote_many(
+            numbers if kept is None or self.has_room else [number for number in numbers if number in kept]
+        )
+        return [self.guessed.pop(number, Reason.DEMAND) for number in numbers]
+
+    def settle(self) -> list[int]:
+        """What was copied is READY, kernels may wait for its entries; its slots."""
+        write, entries, addresses = self.copier.write, self.memory.entries, self.memory.addresses
+        slots = self.table.slots_of(self._queued)
+        for number, slot in zip(self._queued, slots, strict=True):
+            write(entries[number], addresses[slot])
+            self.here[number] = 1
+        self.table.finish_many(self._queued)
         self._queued.clear()
+        return slots
 
     def settle_marked(self) -> Mark | None:
-        """`settle` with a mark of now; None: nothing was queued."""
+        """`settle` for who does not wait for entries: what was copied is there after that mark; None: nothing was."""
         if not self._queued:
             return None
+        slots = self.settle()
         mark = self.copier.copied()
-        self.settle(mark)
+        for slot in slots:
+            self.arrivals[slot] = mark
         return mark
 
-    def there(self, number: int) -> Mark | None:
-        """After which mark a READY expert is there; None: it is there now."""
-        slot = self.table.slot(self.experts[number])
-        mark = self.arrivals[slot]
-        if mark is not None and self.copier.passed(mark):
-            mark = self.arrivals[slot] = None
-        return mark
+    def recover(self) -> None:
+        """After an interrupt: what has a slot and was not sent for loses it; what was evicted or copied is so."""
+        if not self._begun and not self._given and not self._queued:
+            return
+        self.clear()
+        for number in self._begun:
+            if number not in self._queued and number not in self.loading:
+                self.table.abandon(self.experts[number])
+        self._begun.clear()
+        self.settle_marked()
+        self.copier.join(self.copier.copied())
+
+    def there(self, slots: Iterable[int]) -> list[Mark | None]:
+        """After which mark the READY expert of each slot is there; None: it is there now."""
+        arrivals, passed = self.arrivals, {}
+        found = [arrivals[slot] for slot in slots]
+        for mark in found:
+            if mark is not None and mark.ordinal not in passed:
+                passed[mark.ordinal] = self.copier.passed(mark)
+        return [None if mark is None or passed[mark.ordinal] else mark for mark in found]
 
     def meet(self) -> None:
         """Before leases that follow served layers: each stream goes on where the other one stands."""
@@ -163,14 +203,14 @@ class Shelf:
             self.copier.join(self.copier.copied())
             self.served = False
 
-    def read(self, numbers: Iterable[int]) -> None:
+    def read(self, numbers: Sequence[int]) -> None:
         """Pinned experts were read by all that is queued on the current stream; they are unpinned."""
-        mark: Mark | None = None
-        for number in numbers:
-            expert = self.experts[number]
-            mark = mark or self.copier.computed()
-            self.readers[self.table.slot(expert)] = mark
-            self.table.unpin(expert)
+        if not numbers:
+            return
+        mark = self.copier.computed()
+        for slot in self.table.slots_of(numbers):
+            self.readers[slot] = mark
+        self.table.unpin_many(numbers)
 
     # --- what comes over the ring
 
@@ -183,9 +223,20 @@ class Shelf:
         landed = ring.landed(wait=wait)
         if wait:
             self.tally.stall_seconds += time.perf_counter() - begin
+        slabs = []
         while landed is not None:
-            self._take(landed, ring.give_back)
+            if landed.error is not None:
+                self._fail(landed.number, landed.error)
+                ring.give_back(landed.slab, None)
+            else:
+                slot = self.table.slot(self.experts[landed.number])
+                self._copy(landed.number, slot, landed.slab.tensor.data_ptr(), self.loading[landed.number])
+                del self.loading[landed.number]
+                slabs.append(landed.slab)
             landed = ring.landed(wait=False)
+        mark = self.settle_marked()
+        for slab in slabs:
+            ring.give_back(slab, mark)
 
     def let_go(self, number: int) -> None:
         """Takes one pin of a LOADING expert away. What nobody waits for any more is cut."""
@@ -206,42 +257,40 @@ class Shelf:
 
     # --- inside
 
-    def _clear(self, slot: int, evicted: ExpertId | None) -> None:
-        """The slot may be written by what is queued from now on, and nobody finds the old block any more."""
-        reader = self.readers[slot]
-        if reader is not None:
+    def clear(self) -> None:
+        """Slots that were given may be written by what is queued now, and nobody finds the old blocks any more."""
+        readers: dict[int, Mark] = {}  # the last of each stream
+        for slot in self._given:
+            if (reader := self.readers[slot]) is not None:
+                last = readers.get(reader.stream)
+                if last is None or last.ordinal < reader.ordinal:
+                    readers[reader.stream] = reader
+                self.readers[slot] = None
+            self.arrivals[slot] = None
+        for reader in readers.values():
             self.copier.follow(reader)
-            self.readers[slot] = None
-        self.arrivals[slot] = None
-        if evicted is not None:
-            number = self.base[evicted.layer] + evicted.expert
-            self.copier.write(self.memory.entries[number], 0)
+        for number in self._evicted:
+            self.copier.write(self.memory.entries[number], self.memory.absent[number])
             self.here[number] = 0
             self.guessed.pop(number, None)
-            self.tally.evictions += 1
+        self.tally.evictions += len(self._evicted)
+        self._given.clear()
+        self._evicted.clear()
 
     def _copy(self, number: int, slot: int, source: int, reason: Reason) -> None:
-        address, size_bytes = self.memory.addresses[slot], self._sizes[number]
-        self.copier.copy(source, address, size_bytes)
-        self.copier.write(self.memory.entries[number], address)
-        self.here[number] = 1
+        """READY when its entry follows, at the next `settle`."""
+        size_bytes = self._sizes[number]
+        self.copier.copy(source, self.memory.addresses[slot], size_bytes)
+        self._queued.append(number)
         counts = self.tally.of[reason]
         counts.transfers += 1
         counts.read_bytes += size_bytes
 
-    def _take(self, landed: Landed, give_back: Callable[..., None]) -> None:
-        number = landed.number
-        if landed.error is not None:
-            self.tally.failures += 1
-            give_back(landed.slab, None)
-            self.broken[number] = landed.error
-            if not self._pins(number):
-                self.cut(number)
-            return
-        reason = self.loading.pop(number)
-        self._copy(number, self.table.slot(self.experts[number]), landed.slab.tensor.data_ptr(), reason)
-        self._queued.append(number)
-        give_back(landed.slab, self.settle_marked())
+    def _fail(self, number: int, error: TransferError) -> None:
+        self.tally.failures += 1
+        self.broken[number] = error
+        if not self._pins(number):
+            self.cut(number)
 
     def _pins(self, number: int) -> int:
         return self.table.pins(self.experts[number])

@@ -14,17 +14,19 @@ import torch
 from torch import Tensor
 
 from steerpipe.core.blocks import BlockForm
-from steerpipe.core.errors import SteerpipeError, TransferError
+from steerpipe.core.errors import ConfigError, SteerpipeError, TransferError
 from steerpipe.core.geometry import SMALLEST_SLOTS
 from steerpipe.core.ids import ExpertId
+from steerpipe.store.lending import LendingTable
 from steerpipe.store.policies import Policy, make_policy
 from steerpipe.store.progress import Progress, silent
 from steerpipe.store.reader import Pack
-from steerpipe.store.residency import Residency, SlotTable
+from steerpipe.store.residency import Residency
 from steerpipe.transfer.counters import LadderCounters
 from steerpipe.transfer.cuda.ahead import LayerAhead
 from steerpipe.transfer.cuda.backing import Backing, LayerBlocks, number_experts
 from steerpipe.transfer.cuda.copier import Copier, PacedCopier
+from steerpipe.transfer.cuda.landing import LEAST_SLOTS, SlotRing, supply_of
 from steerpipe.transfer.cuda.lease import CudaLease
 from steerpipe.transfer.cuda.loading import load_all
 from steerpipe.transfer.cuda.memory import BlockMemory
@@ -50,11 +52,12 @@ class CudaSource:
     def __init__(
         self, layers: Mapping[int, LayerBlocks], backing: Backing, *, slots: int, device: torch.device,
         policy: Policy | str = "lfru", transient_limit: int | None = None, copier: Copier | None = None,
-        pace: float | None = None, pack: Pack | None = None, progress: Progress = silent,
+        pace: float | None = None, pack: Pack | None = None, progress: Progress = silent, direct: bool | None = None,
     ) -> None:  # fmt: skip
         """Takes backing and copier over: they are closed with the source. `layers` in the model's order.
 
-        A ring of the backing has to use the same `copier`. With a slot for every expert all are loaded now.
+        A ring of the backing has to use the same `copier`. With a slot for every expert all are loaded now. `direct`:
+        whether one row reads what is missing by itself; None: on a GPU, where that is possible and slots are not few.
         """
         experts = number_experts(layers)
         assert experts, "a model without experts needs no source of them"
@@ -69,7 +72,7 @@ class CudaSource:
         self._close = weakref.finalize(self, _shut, base, backing)  # also when the interpreter ends
         self._memory = BlockMemory(layers, slots, device)
         base.drain()  # the zeros are written before anything is copied
-        table = SlotTable(experts, slots, chosen, limit, lingers=True)
+        table = LendingTable(experts, slots, chosen, limit, lingers=True)
         paced = PacedCopier(base, pace) if pace else base
         self._shelf = Shelf(layers, backing, self._memory, paced, table, limit)
         self._ahead = LayerAhead(self._shelf, layers)
@@ -77,14 +80,18 @@ class CudaSource:
         self._first = next(iter(layers))
         self._begun = time.perf_counter()
         self._resident = False
+        self._landing: SlotRing | None = None
         if slots == len(experts):
             self._load_all(progress)
+        elif direct is not False:
+            self._open_landing(device, must=bool(direct), paced=pace is not None)
 
     @classmethod
     def open(
         cls, pack: Pack, *, slots: int, device: torch.device, pinned_bytes: int = 0, ram_bytes: int = 0,
         policy: str = "lfru", pace: float | None = None, readers: int = 2, progress: Progress = silent,
         wrap: Callable[[Link], Link] | None = None, transient_limit: int | None = None, copier: Copier | None = None,
+        direct: bool | None = None,
     ) -> Self:  # fmt: skip
         """A pack: its first blocks in `pinned_bytes` of pinned memory, the others through a ring over RAM and disk.
 
@@ -102,7 +109,7 @@ class CudaSource:
         )  # fmt: skip
         return cls(
             layers, backing, slots=slots, device=device, policy=policy, transient_limit=transient_limit, copier=moving,
-            pace=pace, pack=pack, progress=progress,
+            pace=pace, pack=pack, progress=progress, direct=direct,
         )  # fmt: skip
 
     @property
@@ -117,6 +124,16 @@ class CudaSource:
         """[E] int64 on the device; always the same tensor."""
         return self._memory.row(layer)
 
+    @property
+    def landing(self) -> SlotRing | None:
+        """See BlockSource."""
+        return self._landing
+
+    @property
+    def direct(self) -> bool:
+        """Whether one row of decode reads what is missing from pinned memory by itself."""
+        return self._landing is not None
+
     def lease(self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None) -> CudaLease:
         """See BlockSource. Does not wait itself."""
         self._check_open()
@@ -126,7 +143,8 @@ class CudaSource:
 
     def serves(self, experts_per_layer: int) -> bool:
         """A layer's experts have to be there together, with a slot or two to spare."""
-        return self._resident or self._memory.slots >= experts_per_layer + SMALLEST_SLOTS
+        lent = len(self._shelf.table.reserved)
+        return self._resident or self._memory.slots - lent >= experts_per_layer + SMALLEST_SLOTS
 
     def serve(self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None) -> None:
         """See BlockSource. Waits only for what is not in pinned memory. TransferError: then call `release`."""
@@ -141,6 +159,8 @@ class CudaSource:
     def release(self) -> None:
         """See BlockSource."""
         self._server.release()
+        if self._landing is not None:
+            self._landing.restore()
 
     def warm(self, experts: Iterable[ExpertId]) -> int:
         """Sends for experts that are worth a slot of their own, such as those of the last run; how many are coming.
@@ -150,10 +170,9 @@ class CudaSource:
         self._check_open()
         shelf = self._shelf
         absent = [each for each in experts if shelf.table.state(each) is Residency.ABSENT]
-        coming = shelf.send([shelf.base[each.layer] + each.expert for each in dict.fromkeys(absent)], transient=False)
-        for number in coming:
-            shelf.table.unpin(shelf.experts[number])
-        return len(coming)
+        return len(
+            shelf.send([shelf.base[each.layer] + each.expert for each in dict.fromkeys(absent)], transient=False)
+        )
 
     def counters(self) -> LadderCounters:
         """Since the start. The link is that from pinned memory to the device; it is counted, not timed.
@@ -197,6 +216,8 @@ class CudaSource:
         if shelf.backing.ring is not None and self._close.alive and not self._resident:
             shelf.backing.ring.check_integrity()
         self._server.check_table()
+        if self._landing is not None:
+            self._landing.check()
         pinned = [expert for expert in self.experts if shelf.table.pins(expert)]
         assert not pinned, f"{pinned} are still pinned"
         assert not shelf.broken, f"{list(shelf.broken)} failed and were never cut"
@@ -218,6 +239,20 @@ class CudaSource:
     def _check_open(self) -> None:
         if not self._close.alive:
             raise TransferError("the model has been closed", fix="open it again, and close it after the last answer")
+
+    def _open_landing(self, device: torch.device, *, must: bool, paced: bool) -> None:
+        """Lends slots to the device, where it can read every block by itself."""
+        shelf = self._shelf
+        views = [shelf.backing.view(number) for number in range(len(self.experts))]
+        able = all(views) and not paced and supply_of(self._memory.slots) > 0
+        if must and not able:
+            self.close()
+            raise ConfigError(
+                "one row cannot read missing experts from pinned memory here",
+                fix="pin all experts (--ram), give slots for four at least, do not slow the link; or serve them",
+            )
+        if able and (must or (device.type == "cuda" and self._memory.slots >= LEAST_SLOTS)):
+            self._landing = SlotRing(shelf, self._ahead, views, device, self._close)
 
     def _load_all(self, progress: Progress) -> None:
         """Brings every expert; TransferError if one cannot be had. What brought them is not needed any more."""

@@ -22,9 +22,13 @@ def copier_for(device: torch.device) -> Copier:
 
 
 class CudaCopier:
-    """See Copier. Blocks come from registered memory, else the driver would copy them by way of its own, and wait."""
+    """See Copier. Blocks come from registered memory, else the driver would copy them by way of its own, and wait.
 
-    def __init__(self, device: torch.device) -> None:
+    Entries are written by the driver's own operation, or (`copied_words`, and where the driver has none) copied from a
+    page of words: that keeps to the copy engine, and `bench link` says which costs the link less.
+    """
+
+    def __init__(self, device: torch.device, *, copied_words: bool = False) -> None:
         self.device = torch.empty(0, device=device).device  # with its index
         torch.cuda.set_device(self.device)
         probe = torch.zeros(1, dtype=torch.int64, device=self.device)  # makes torch's context current in this thread
@@ -39,7 +43,9 @@ class CudaCopier:
         self._joined: dict[int, int] = {}  # stream → ordinal of the last mark that it waits for
         self._followed: dict[int, int] = {}
         self._close = weakref.finalize(self, _close, self.driver, self._handle)
-        self._probe(probe)
+        if copied_words or not self._can_write(probe):
+            self._words = PinnedArena(_WORDS * _WORD_BYTES, self.driver)
+            self._words.pin()
 
     def copy(self, source: int, into: int, size_bytes: int) -> None:
         if status := self._htod(into, source, size_bytes, self._handle):
@@ -96,15 +102,13 @@ class CudaCopier:
         self._marks += 1
         return Mark(self._marks, handle, event)
 
-    def _probe(self, word: torch.Tensor) -> None:
-        """Whether the driver can write single words in stream order; if not, they are copied from a pinned page."""
+    def _can_write(self, word: torch.Tensor) -> bool:
+        """Whether the driver can write single words in stream order."""
         torch.cuda.synchronize(self.device)
-        if self._write64 is not None and self._write64(self._handle, word.data_ptr(), _PROBE, 0) == 0:
-            self.driver.synchronize(self._handle)
-            if word.item() == _PROBE:
-                return
-        self._words = PinnedArena(_WORDS * _WORD_BYTES, self.driver)
-        self._words.pin()
+        if self._write64 is None or self._write64(self._handle, word.data_ptr(), _PROBE, 0):
+            return False
+        self.driver.synchronize(self._handle)
+        return bool(word.item() == _PROBE)
 
     def _write_by_copy(self, address: int, value: int) -> None:
         assert self._words is not None, "there is a page of words"

@@ -1,0 +1,63 @@
+"""A slot table that lends slots: a device fills them by itself, and says afterwards with whose block.
+
+A *reserved* slot has no owner. It is taken like any other, free or a victim's, and either adopted by the expert whose
+block it holds or given back.
+"""
+
+from collections.abc import Collection
+
+from steerpipe.store.numbered import NumberedTable
+from steerpipe.store.residency import Placement, Residency, _Held
+
+
+class LendingTable(NumberedTable):
+    """Numbers are the experts'. `adopt` and `give_back` may be called again for what they have done already."""
+
+    @property
+    def reserved(self) -> Collection[int]:
+        """Slots that are lent. A view."""
+        return self._reserved
+
+    def reserve(self, now: float, sparing: Collection[int] = ()) -> Placement | None:
+        """A slot without an owner: a free one, else the victim's that `begin` would take. None: there is none now."""
+        evicted = None
+        if not self._free:
+            evicted = self._choose(now, sparing, only_transient=False, strict=False)
+            if evicted is None:
+                return None
+            self._release(evicted)
+        slot = self._free[-1]
+        self._reserved.add(slot)
+        del self._free[-1]
+        return Placement(slot, evicted)
+
+    def adopt(self, number: int, slot: int) -> None:
+        """ABSENT → READY in a reserved slot, and kept. It does not replace a nominee: what just came is spared."""
+        expert = self._experts[number]
+        mine = self.state(expert) is Residency.READY and self._held[expert].slot == slot
+        assert mine or slot in self._reserved, f"slot {slot} is not lent"
+        assert mine or self.state(expert) is Residency.ABSENT, f"{expert} has a slot already"
+        if not mine:
+            self._held[expert] = _Held(number, slot, transient=False, ready=True)
+        self._idle[number] = self._held[expert].pins == 0
+        self._reserved.discard(slot)
+
+    def give_back(self, slot: int) -> None:
+        """A reserved slot is free again."""
+        if slot in self._reserved:
+            self._reserved.discard(slot)
+            self._free.append(slot)
+
+    def mend(self, lent: Collection[int]) -> None:
+        """After an interrupt in any of these calls: who has a slot keeps it, `lent` are reserved, the others free."""
+        owners = {held.slot for held in self._held.values()}
+        self._reserved = set(lent) - owners
+        self._free = [slot for slot in reversed(range(self._slots)) if slot not in owners | self._reserved]
+        self._transients = sum(held.transient for held in self._held.values())
+        self._idle[:] = self._passing[:] = False
+        for held in self._held.values():
+            self._idle[held.number] = held.ready and not held.pins
+            self._passing[held.number] = held.transient
+        lingering = self._idle & self._passing
+        self._lingering = dict.fromkeys(number for number in self._lingering if lingering[number])
+        self._nominees.clear()

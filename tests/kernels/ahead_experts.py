@@ -1,0 +1,90 @@
+"""Compiles one-row expert kernels for an H200 without a GPU, with and without direct reads, and compares the two.
+
+    python -m tests.kernels.ahead_experts        prints a JSON line per kernel
+
+Runs in a process of its own, where Triton is not interpreted. Bits are the same if both reduce in the same layouts: how
+threads share a sum is the compiler's choice, and a load or a store more may change it.
+"""
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from steerpipe.core.blocks import BlockForm
+from steerpipe.kernels.configs import launch_for
+from steerpipe.kernels.experts_launch import row_constants
+from steerpipe.kernels.experts_row import down_row_kernel, gate_up_row_kernel
+from steerpipe.store.formats import ExpertFormat
+from steerpipe.store.layout import plan_block
+
+OPTIONS = ("num_warps", "num_stages", "launch_pdl")
+TYPES = {"x": "*bf16", "act": "*bf16", "experts": "*i32", "part": "*fp32"}
+TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+SHAPES = ((2048, 768), (2048, 1408))
+
+
+def compiled(form: BlockForm, *, down: bool, direct: bool) -> Any:
+    kernel = down_row_kernel if down else gate_up_row_kernel
+    values = dict(row_constants(form, launch_for("row_down" if down else "row_gate_up", form), down=down, native=True))
+    options = {name: values.pop(name) for name in OPTIONS if name in values}
+    values |= {"FOLLOWED": False}
+    signature, constants, hints = {}, {}, {}
+    for index, parameter in enumerate(kernel.params):
+        absent = parameter.name in ("origin", "target") and not direct
+        if parameter.is_constexpr or absent:
+            signature[parameter.name], constants[index,] = "constexpr", values.get(parameter.name)
+        else:
+            signature[parameter.name] = TYPES.get(parameter.name, "*i64")
+            hints[index,] = [["tt.divisibility", 16]]
+    return triton.compile(
+        ASTSource(kernel, signature, constants, hints), target=GPUTarget("cuda", 90, 32), options=options
+    )
+
+
+def reductions(ttgir: str) -> list[str]:
+    """What is summed, with its layout written out."""
+    layouts = dict(re.findall(r"^(#\w+) = (#ttg.*)$", ttgir, re.MULTILINE))
+    found = re.findall(r'"tt\.reduce".*?\}\) : \((.*?)\) ->', ttgir, re.DOTALL)
+    return [re.sub(r"#\w+(?=[>}])", lambda name: layouts.get(name[0], name[0]), each) for each in found]
+
+
+def stack_bytes(cubin: bytes) -> int:
+    """Registers that did not reach."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        told = subprocess.run([TOOL, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    return max(int(size) for size in re.findall(r"STACK:(\d+)", told))
+
+
+def accesses(ptx: str) -> Counter[str]:
+    return Counter(re.findall(r"\b((?:ld|st)(?:\.volatile)?\.global[.\w]*)", ptx))
+
+
+def main() -> None:
+    for hidden, width in SHAPES:
+        for kind in ExpertFormat:
+            form = plan_block(kind, hidden, width).form
+            for down in (False, True):
+                plain, direct = (compiled(form, down=down, direct=each) for each in (False, True))
+                line = {
+                    "kernel": f"{kind.value} {width} {'down' if down else 'gate_up'}",
+                    "reductions": [reductions(each.asm["ttgir"]) for each in (plain, direct)],
+                    "stack": [stack_bytes(each.asm["cubin"]) for each in (plain, direct)],
+                    "accesses": [accesses(each.asm["ptx"]) for each in (plain, direct)],
+                }
+                print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    assert os.environ.get("TRITON_INTERPRET", "0") == "0", "the interpreter compiles nothing"
+    main()
