@@ -74,7 +74,7 @@ def test_generate_without_a_model_answers_with_the_embedded_one() -> None:
 def test_the_answer_ends_by_itself_and_takes_the_defaults_of_the_pack() -> None:
     with Pipeline(threads=1) as pipe:
         settings = pipe.settings()
-        assert settings.temperature > 0 and settings.repetition_penalty > 1
+        assert settings.temperature > 0 and settings.frequency_penalty > 0
         assert settings.max_tokens == 256
         assert pipe.generate("Good night!", seed=0).finish_reason.value == "stop"
 
@@ -90,7 +90,8 @@ def test_unpacked_it_gives_the_same_greedy_tokens_in_transformers(tmp_path: Path
     """One forward pass over prompt and answer: where each token of the answer is the likeliest one after those before
     it, greedy decoding in transformers gives that answer."""
     with Pipeline(dtype="float32", threads=1) as pipe:
-        given = [pipe.generate(p, temperature=0.0, repetition_penalty=1.0, max_tokens=NEW_TOKENS) for p in PROMPTS]
+        plain = {"temperature": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}  # transformers has neither
+        given = [pipe.generate(p, **plain, max_tokens=NEW_TOKENS) for p in PROMPTS]
     unpack(EMBEDDED, tmp_path / "hf")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
     for prompt, answer in zip(PROMPTS, given, strict=True):

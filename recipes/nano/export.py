@@ -19,10 +19,11 @@ from steerpipe.store.reader import is_pack, open_pack
 # Chosen by `python -m recipes.nano answers` on 80 chat openers: benchmarks/notes/2026-11-15-nano-answers.md.
 GENERATION_DEFAULTS = {
     "do_sample": True,
-    "temperature": 0.6,
+    "temperature": 0.7,
     "top_p": 0.9,
     "top_k": 0,
-    "repetition_penalty": 1.35,
+    "frequency_penalty": 0.6,  # over the answer alone: a repetition penalty also counts the prompt's <|im_end|>
+    "presence_penalty": 0.6,
     "max_new_tokens": 256,
 }
 CARD = Path(__file__).parent / "card.md"

@@ -22,7 +22,7 @@ _MOST_DIFFERENCE = 1e-3  # of log probabilities; fp32 gives 2e-5 at most
 _QUESTION = "Do you like dogs?"
 _BUDGETS = ("auto", "50%", "25%", "12.5%")  # auto: all of them, where they fit
 _ANSWER_TOKENS = 48
-_SEED = 5
+_SEED = 6
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,11 @@ from steerpipe.model.checkpoint import is_there, read_json
 _SETTINGS = {
     "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
     "repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens", "stop_strings": "stop",
+    # not of transformers, which reads past them; in the words of the OpenAI API
+    "presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty",
 }  # fmt: skip
-_OF_GREEDY = ("repetition_penalty", "max_tokens", "stop")  # what is left of them where nothing is drawn
+# What is left of them where nothing is drawn:
+_OF_GREEDY = ("repetition_penalty", "presence_penalty", "frequency_penalty", "max_tokens", "stop")
 
 # Would change the answer, and are not computed here: the values, besides null, with which they do not.
 _NEUTRAL: dict[str, tuple[object, ...]] = {

@@ -92,6 +92,9 @@ class LadderLease:
 
     def _ask(self) -> None:
         """Sends for as many as can get slots. Where one transient (or kept) expert gets none, no other will."""
+        table = self._ladder.table
+        if table.free_slots < len(self._wanted):
+            table.nominate(len(self._wanted), self._ladder.now)  # one look at all experts instead of one for each
         refused: set[bool] = set()
         waiting = []
         for expert in self._wanted:

@@ -84,14 +84,14 @@ class SlotRing:
         """See Landing."""
         shelf = self._shelf
         shelf.served = True
-        base = shelf.base[layer]
+        base, before = shelf.base[layer], self.taken
         for number in reads.landed:
             self._adopt(base + number, ticket)
             ticket += 1
         numbers = [base + index for index in dict.fromkeys(reads.routed)]
         missed = {base + index for index in reads.missed}
         shelf.table.touch_many(numbers, shelf.now)
-        if reads.landed:
+        if self.taken > before:  # not for a layer that is followed again: a later one's slot may be half adopted
             self._supply()
         self._count(numbers, missed)
         return ticket
