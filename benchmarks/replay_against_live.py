@@ -1,6 +1,6 @@
 """Is the simulator tied to reality? Live time per token under budgets, against `replay` with measured rates.
 
-    python benchmarks/replay_against_live.py [--pack FOLDER] [--tokens 160] [--repeats 3]
+    python benchmarks/replay_against_live.py [--pack FOLDER | --large] [--tokens 160] [--repeats 3]
 
 One process, one torch thread, medians over rounds. A round measures a step with every expert in a slot, one expert's
 product, with two slots and an unpaced link what a miss costs (the stall: read, check, decode, wake-up; and the
@@ -43,6 +43,11 @@ NANO: dict[str, Any] = {
     "shared_expert_intermediate_size": 192, "mlp_only_layers": [], "max_position_embeddings": 1024,
     "tie_word_embeddings": True,
 }  # fmt: skip
+LARGE = NANO | {  # blocks of 1.2 MB in int8: what a link is for; nano's are 16 KiB
+    "hidden_size": 768, "num_hidden_layers": 8, "num_attention_heads": 12, "num_key_value_heads": 12,
+    "num_experts": 24, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 768,
+}  # fmt: skip
+LARGE_PACES = {"40MB": "400MB", "150MB": "1500MB", None: None}
 POINTS = [("12.5%", "40MB"), ("25%", "40MB"), ("50%", "40MB"), ("25%", "150MB"), ("12.5%", None), ("25%", None)]
 ALL = "100%"  # every expert in a slot: the ladder's own work counts, as it does under a budget
 WARMUP = 48  # tokens after which a step is measured, live and replayed
@@ -83,7 +88,8 @@ def live(pack: Path, tokens: int, **budget: Any) -> tuple[float, Recorder, Any]:
 def expert_seconds(pack: Path) -> float:
     """One expert's product on one row: median."""
     opened = open_pack(pack)
-    weights = [opened.decode_block(0, opened.read_block(0, e), torch.float32) for e in range(32)]
+    some = range(min(32, opened.spec.moe(0).experts))
+    weights = [opened.decode_block(0, opened.read_block(0, expert), torch.float32) for expert in some]
     x = torch.randn(1, opened.spec.hidden)
     times = []
     for _ in range(50):
@@ -97,6 +103,9 @@ def expert_seconds(pack: Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pack", type=Path)
+    parser.add_argument(
+        "--large", action="store_true", help="a random model with blocks of 1.2 MB, at ten times the rates"
+    )
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()
@@ -105,9 +114,12 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
         pack = given.pack or Path(scratch) / "pack"
+        if given.large:
+            POINTS[:] = [(share, LARGE_PACES[pace]) for share, pace in POINTS]
         if given.pack is None:
-            write_tiny("qwen2_moe", Path(scratch) / "model", **NANO)
-            write_pack(open_checkpoint(Path(scratch) / "model"), pack, PackOptions(parse_expert_format("int4")))
+            write_tiny("qwen2_moe", Path(scratch) / "model", **(LARGE if given.large else NANO))
+            options = PackOptions(parse_expert_format("int8" if given.large else "int4"))
+            write_pack(open_checkpoint(Path(scratch) / "model"), pack, options)
         print(json.dumps(measure(pack, given.tokens, given.repeats)))
 
 

@@ -163,6 +163,7 @@ def _run_budgets(stage: Stage, residencies: list[float], bases: _Bases) -> None:
                 with ladder.open(slots, policy, driver) as source:
                     _budget_prefill(stage, source, bases, residency, slots, link)
                 del source
+                stage.rig.forget()
 
 
 def _budget_case(

@@ -4,7 +4,9 @@ Figures: benchmarks/notes/2026-11-15-cuda-kernels.md.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
+import torch
 from torch import Tensor
 
 # A kernel may start while the one before it ends (programmatic dependent launch): it asks for weights at once and waits
@@ -15,7 +17,13 @@ OVERLAP = True  # a layer without its experts: 28.9 us instead of 30.3; single p
 
 def overlapped(x: Tensor) -> bool:
     """Whether a kernel on this tensor's device is launched so. The interpreter cannot."""
-    return OVERLAP and x.is_cuda
+    return OVERLAP and x.is_cuda and can_overlap()
+
+
+@cache
+def can_overlap() -> bool:
+    """Hopper and later have the instruction. Without a card, when kernels are compiled ahead, that is for Hopper."""
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (9, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from steerpipe.core.blocks import BlockForm
 from steerpipe.kernels.configs import Launch, launch_for
+from steerpipe.kernels.dense_configs import overlapped
 from steerpipe.kernels.experts_launch import row_constants, tile_constants
 from steerpipe.kernels.experts_row import down_row_kernel, gate_up_row_kernel
 from steerpipe.kernels.experts_tile import down_tile_kernel, gate_up_tile_kernel
@@ -56,7 +57,7 @@ def gate_up_row(
     constants = row_constants(form, launch, down=False, native=x.is_cuda)
     grid = triton.cdiv(form.width, constants["ROWS"]), len(experts)
     found = (reads.origin, reads.target) if reads is not None else (None, None)
-    gate_up_row_kernel[grid](x, experts, table, act, *found, FOLLOWED=followed and x.is_cuda, **constants)
+    gate_up_row_kernel[grid](x, experts, table, act, *found, FOLLOWED=followed and overlapped(x), **constants)
 
 
 def down_row(

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from steerpipe.core.blocks import BlockForm
 from steerpipe.kernels.configs import Launch
+from steerpipe.kernels.dense_configs import can_overlap
 
 _ELEMENTS = {
     "float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float16, "int8": tl.int8, "int4": tl.uint8,
@@ -27,6 +28,7 @@ def row_constants(form: BlockForm, launch: Launch, *, down: bool, native: bool) 
     `native`: on a GPU, not in Triton's interpreter.
     """
     common = _constants(form, launch, down=down, native=native, smallest=1)
+    overlap = launch.overlap and native and can_overlap()
     rows, step = common["ROWS"], common["BLOCK"]
     assert isinstance(rows, int) and isinstance(step, int), "sizes are integers"
     outputs, inputs, group = _shape(form, down)
@@ -37,10 +39,10 @@ def row_constants(form: BlockForm, launch: Launch, *, down: bool, native: bool) 
             "SUB": _power_of_two_in(group // 2, _LARGEST_SUM) if form.format == "int4" else 0,
             "MASKED": outputs % rows != 0 or width % step != 0,
             "CACHE": launch.hint if launch.hint.startswith(".") else "",
-            "OVERLAP": launch.overlap and native,
+            "OVERLAP": overlap,
             "WHOLE": form.format == "int4" and step % (group // 2) == 0,
         }
-        | ({"launch_pdl": True} if launch.overlap and native else {})
+        | ({"launch_pdl": True} if overlap else {})
     )
 
 

@@ -6,6 +6,7 @@ with Pipeline("path/to/model") as pipe:
     print(pipe.generate("Once upon a time").text)
 """
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,6 +185,10 @@ class Pipeline:
             parts.profile.keep()
         if parts.ladder is not None:
             parts.ladder.close()
+        del parts
+        if self.config.device == "cuda":  # torch keeps what it frees, and the next pipeline would find no room
+            gc.collect()
+            torch.cuda.empty_cache()
 
     def __enter__(self) -> Self:
         return self

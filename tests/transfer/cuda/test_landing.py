@@ -222,6 +222,23 @@ def test_an_interrupt_anywhere_leaves_a_true_table(seed: int, slots: int, at: in
         machine.check()
 
 
+def test_a_step_that_nobody_followed_costs_slots_and_no_truth() -> None:
+    """An interrupt, and another one in what mends the first: the next step finds out and mends."""
+    random, machine = Random(3), Machine(3, 12)
+    with machine.source as source:
+        machine.step([random.sample(ALL, 4) for _ in NAMES])
+        assert source.landing is not None
+        source.landing.begin()
+        for layer in NAMES:
+            router = Router(machine, layer, random.sample(ALL, 4))
+            machine.streams.launch(router)
+            machine.streams.launch(Reader(machine, layer, router))
+        machine.streams.drain()
+        for _ in range(3):
+            machine.step([random.sample(ALL, 4) for _ in NAMES])
+        machine.check()
+
+
 def test_what_landed_is_a_hit_the_next_time() -> None:
     machine = Machine(0, 12)
     with machine.source as source:

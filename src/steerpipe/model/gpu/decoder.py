@@ -121,6 +121,8 @@ class GpuDecoder:
 
     def _graphs_of(self, rows: int, source: BlockSource) -> StepGraphs:
         if self._captured_over is not source:  # a graph holds the addresses of one source's tables
+            if self._captured:
+                torch.cuda.synchronize(self.device)  # a router may still write into a mailbox that goes with its graph
             self._captured = {}
             self._captured_over = source
         if rows not in self._captured:

@@ -4,6 +4,9 @@ A graph holds addresses, so everything that it reads or writes lies in buffers t
 from step to step travels in one copy before the replay. Legend: R rows, L MoE layers, k experts per row.
 """
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -81,13 +84,14 @@ class StepGraphs:
     def _replay_served(self, graph: torch.cuda.CUDAGraph) -> None:
         """From the replay to the last layer's service nothing may wait for the device: it may be waiting for us."""
         stream = torch.cuda.current_stream()
-        try:
-            graph.replay()
-            for order, layer in enumerate(self._network.spec.moe_layers):
-                self._source.serve(layer, self._mailbox.take(order, self._stamp, stream.query))
-        except BaseException:  # an interrupt as well: kernels that wait would wait for ever
-            self._source.release()
-            raise
+        with _without_collection():
+            try:
+                graph.replay()
+                for order, layer in enumerate(self._network.spec.moe_layers):
+                    self._source.serve(layer, self._mailbox.take(order, self._stamp, stream.query))
+            except BaseException:  # an interrupt as well: kernels that wait would wait for ever
+                self._source.release()
+                raise
 
     def _send(self, rows: Pass, room: int) -> None:
         """All integers of the step, in one copy."""
@@ -118,6 +122,19 @@ class StepGraphs:
         torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         # threads that read or copy experts go on meanwhile: their calls are not ours to forbid
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        capture = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
+        with _without_collection(), capture:
             logits = self._network.head(self._network.hidden(step, experts))
         return _Captured(graph, logits)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """A source that is collected waits for the device: never while the device waits for us, nor inside a capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

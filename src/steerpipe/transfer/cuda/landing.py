@@ -57,6 +57,8 @@ class SlotRing:
         self._supplied = 0
         self.taken = 0
         self._adopted: set[int] = set()  # in this step
+        self._last_layer = list(shelf.base)[-1]
+        self._unfollowed = False  # a step has begun, and not all of its layers were followed
         shelf.copier.drain()  # the zeros are written
         shelf.memory.absent = [view | PINNED for view in views]
         for entry, absent in zip(shelf.memory.entries, shelf.memory.absent, strict=True):
@@ -73,6 +75,9 @@ class SlotRing:
         """See Landing. TransferError if the source has been closed: its pinned memory must not be read any more."""
         if not self._closing.alive:
             raise TransferError("the model has been closed", fix="open it again, and close it after the last answer")
+        if self._unfollowed:
+            self._resume()
+        self._unfollowed = True
         if self._ahead.sent:
             self._ahead.drop(set())
         self._shelf.now += 1
@@ -91,9 +96,11 @@ class SlotRing:
         numbers = [base + index for index in dict.fromkeys(reads.routed)]
         missed = {base + index for index in reads.missed}
         shelf.table.touch_many(numbers, shelf.now)
-        if self.taken > before:  # not for a layer that is followed again: a later one's slot may be half adopted
+        # Not for a layer that is followed again: a later one's slot may be half adopted then, and is in the ring still.
+        if self.taken > before or (reads.missed and self.taken == self._supplied):
             self._supply()
         self._count(numbers, missed)
+        self._unfollowed = layer != self._last_layer
         return ticket
 
     def restore(self) -> None:
@@ -110,6 +117,13 @@ class SlotRing:
             shelf.copier.write(self._first + ENTRY_BYTES * (ticket % RING), shelf.memory.addresses[slot])
         shelf.copier.write(self._tail, self._supplied)
         shelf.copier.drain()
+        self._unfollowed = False
+
+    def _resume(self) -> None:
+        """A step was interrupted, and so was what mends that: slots that were taken since hold nobody knows what."""
+        self._shelf.copier.drain()
+        self.taken = int(self.head.item())
+        self.restore()
 
     def check(self) -> None:
         """When the device has finished and every step was followed: both sides say the same."""

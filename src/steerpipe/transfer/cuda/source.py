@@ -143,6 +143,7 @@ class CudaSource:
 
     def serves(self, experts_per_layer: int) -> bool:
         """A layer's experts have to be there together, with a slot or two to spare."""
+        self._check_open()
         lent = len(self._shelf.table.reserved)
         return self._resident or self._memory.slots - lent >= experts_per_layer + SMALLEST_SLOTS
 
