@@ -91,6 +91,12 @@ def test_every_damaged_part_is_named_not_only_the_first(folder: Path) -> None:
     assert "tokenizer.json is not the file that was packed" in problems[2]
 
 
+def test_a_changed_tokenizer_is_refused_when_the_pack_is_opened(folder: Path) -> None:
+    flip(folder / "tokenizer.json", 3)
+    with pytest.raises(PackError, match=r"tokenizer\.json is not the file that was packed"):
+        open_pack(folder)
+
+
 @pytest.mark.parametrize("name", ["experts.safetensors", "dense.safetensors", "tokenizer.json"])
 def test_a_short_or_missing_file_is_refused_at_opening(folder: Path, name: str) -> None:
     content = (folder / name).read_bytes()

@@ -22,7 +22,7 @@ from steerpipe.model.spec import ModelSpec
 from steerpipe.model.tensors import dense_tensors
 from steerpipe.store.blocks import decode, split
 from steerpipe.store.dense import expected_dense, restore
-from steerpipe.store.files import byte_view, checksum
+from steerpipe.store.files import byte_view, checksum, digest
 from steerpipe.store.layout import PAGE_BYTES, BlockLayout
 from steerpipe.store.manifest import DENSE, EXPERTS, MANIFEST, PACK_AGAIN, Manifest, read_manifest
 from steerpipe.store.source import config_digest
@@ -124,11 +124,17 @@ def is_pack(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
-def open_pack(folder: Path, *, verify: bool = True) -> Pack:
-    """Checks that manifest, config and headers belong together; raises PackError at the first thing that does not."""
+def open_pack(folder: Path, *, verify: bool = True, compare_files: bool = True) -> Pack:
+    """Checks that manifest, config and headers belong together; raises PackError at the first thing that does not.
+
+    `compare_files`: tokenizer, template and the like have to be those that were packed, too. Weights are checked as
+    they are read.
+    """
     manifest = read_manifest(folder)
     for name, record in manifest.files.items():
         _check_size(folder / name, record.size_bytes)
+        if compare_files and record.blake2b and name != "config.json":  # that one is compared by meaning, below
+            _check_content(folder / name, record.blake2b)
     raw = read_json(folder / "config.json")
     if config_digest(raw) != manifest.config:
         raise PackError(
@@ -139,6 +145,14 @@ def open_pack(folder: Path, *, verify: bool = True) -> Pack:
     spec = read_spec(family, raw, str(folder / "config.json"))
     _check_geometry(folder, spec, manifest)
     return Pack(folder, family, spec, manifest, verify=verify)
+
+
+def _check_content(file: Path, said: str) -> None:
+    if digest(file.read_bytes()) != said:
+        raise PackError(
+            f"{file} is not the file that was packed",
+            fix=f"put the original {file.name} back, or change it in the checkpoint and pack that again",
+        )
 
 
 def _check_size(file: Path, said_bytes: int) -> None:
