@@ -32,7 +32,9 @@ class SlotArena:
     def __init__(self, layouts: Collection[BlockLayout], slots: int, dtype: torch.dtype, device: torch.device) -> None:
         self.slots = slots
         self.slot_bytes = slot_bytes(layouts, dtype)
-        memory = _allocate(slots * self.slot_bytes, device)
+        memory = allocate(slots * self.slot_bytes, device)
+        assert memory.data_ptr() % ALIGNMENT_BYTES == 0, "torch's allocator gave memory that is not aligned"
+        memory.zero_()  # touched: the operating system cannot refuse it in the middle of an answer
         shapes = {(layout.hidden, layout.width) for layout in layouts}
         self._views = {shape: self._cut(memory, shape, dtype) for shape in shapes}
 
@@ -68,9 +70,10 @@ def _matrix(memory: Tensor, start: int, shape: tuple[int, int], dtype: torch.dty
     return memory[start : start + rows * columns * dtype.itemsize].view(dtype).view(rows, columns)
 
 
-def _allocate(size_bytes: int, device: torch.device) -> Tensor:
+def allocate(size_bytes: int, device: torch.device) -> Tensor:
+    """Memory for slots, uint8, as it comes; CapacityError if it cannot be had."""
     try:
-        memory = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+        return torch.empty(size_bytes, dtype=torch.uint8, device=device)
     except RuntimeError as problem:  # torch.OutOfMemoryError on a GPU, "can't allocate memory" on a CPU
         if "memory" not in str(problem):
             raise
@@ -78,5 +81,3 @@ def _allocate(size_bytes: int, device: torch.device) -> Tensor:
             f"{format_bytes(size_bytes)} of expert slots on {device} are more than is free",
             fix="give a smaller --fast-memory, or free memory",
         ) from None
-    assert memory.data_ptr() % ALIGNMENT_BYTES == 0, "torch's allocator gave memory that is not aligned"
-    return memory.zero_()  # touched: the operating system cannot refuse it in the middle of an answer

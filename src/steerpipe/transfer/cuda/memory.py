@@ -8,9 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from steerpipe.core.errors import CapacityError
-from steerpipe.core.units import format_bytes
 from steerpipe.store.layout import PAGE_BYTES, PART_ALIGNMENT_BYTES
+from steerpipe.store.slots import allocate
 from steerpipe.transfer.cuda.backing import LayerBlocks
 
 ENTRY_BYTES = 8
@@ -27,7 +26,7 @@ class BlockMemory:
     def __init__(self, layers: Mapping[int, LayerBlocks], slots: int, device: torch.device) -> None:
         self.slots = slots
         self.slot_bytes = slot_bytes(layers)
-        self._blocks = _allocate((slots + 1) * self.slot_bytes, device)  # uint8; the last one stays zero
+        self._blocks = allocate((slots + 1) * self.slot_bytes, device)  # uint8; the last one stays zero
         self._blocks[slots * self.slot_bytes :].zero_()
         largest = max(each.experts for each in layers.values())
         self.table = torch.zeros((len(layers), largest), dtype=torch.int64, device=device)  # [L, E]
@@ -50,15 +49,3 @@ class BlockMemory:
     def row(self, layer: int) -> Tensor:
         """[E of that layer]; a view, always the same."""
         return self._rows[layer]
-
-
-def _allocate(size_bytes: int, device: torch.device) -> Tensor:
-    try:
-        return torch.empty(size_bytes, dtype=torch.uint8, device=device)
-    except RuntimeError as problem:  # torch.OutOfMemoryError on a GPU, "can't allocate memory" on a CPU
-        if "memory" not in str(problem):
-            raise
-        raise CapacityError(
-            f"{format_bytes(size_bytes)} of expert slots on {device} are more than is free",
-            fix="give a smaller --fast-memory, or free memory",
-        ) from None
