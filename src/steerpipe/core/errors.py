@@ -11,6 +11,7 @@ SteerpipeError                  base: what happened, how much, and what to do
 │   │   └── TokenizerError          no usable tokenizer
 │   ├── PackError               an expert pack that cannot be used as it is
 │   ├── HubError                a hub name that cannot be resolved
+│   ├── PeekError               a predictor that asks for what does not exist at its decision
 │   └── RequestError            a request that cannot run as asked
 ├── CapacityError               memory, KV blocks or disk are exhausted (exit status 1)
 ├── TransferError               a read or copy failed after its retries (exit status 1)
@@ -45,6 +46,10 @@ class ConfigError(InputError):
 
 
 class CheckpointError(InputError):
+    pass
+
+
+class PeekError(InputError):
     pass
 
 

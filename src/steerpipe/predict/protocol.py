@@ -1,0 +1,35 @@
+"""What every predictor is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from steerpipe.predict.sight import Sight
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a predictor is made of, summed over the layers and horizons it covers, and what one decision costs."""
+
+    parameters: int
+    multiply_adds: int  # of one decision (one token, one target layer), on average
+
+
+class RoutingPredictor(Protocol):
+    """Says how likely each expert of a layer is to be routed to. Stateless: all it knows of the past is the sight."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def horizons(self) -> Sequence[int]:
+        """Horizons it answers for; see `sight`."""
+        ...
+
+    def probabilities(self, sight: Sight) -> Tensor:
+        """[R, E] fp32 in [0, 1]: that each expert is among the k of `sight.decision.target`. No host sync needed."""
+        ...
+
+    def cost(self) -> Cost: ...
