@@ -67,6 +67,15 @@ class RoutingRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Forecast:
+    """How likely a layer is to need each of its experts, and when. Arrays: no object per expert on the hot path."""
+
+    layer: int
+    probability: "NDArray[np.float32]"  # [experts]
+    needed_by_seconds: float  # on `time.perf_counter`
+
+
+@dataclass(frozen=True, slots=True)
 class Timings:
     """Where one answer's time went; names as llama-server gives them."""
 

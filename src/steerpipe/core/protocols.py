@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from steerpipe.core.events import RoutingRecord
+    from steerpipe.core.ids import SequenceId
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,40 @@ class ExpertSource(Protocol):
 
         `keep` are those of them that are worth keeping for the tokens to come; None: all of them.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RouterProbe:
+    """What there is when a layer's router has decided and none of its routed experts has run. V rows.
+
+    The tensors stay on the device; nobody writes into them.
+    """
+
+    layer: int
+    residual: "Tensor"  # [V, H]: after attention, before the norm in front of the MoE
+    experts: "Tensor"  # [V, k] in rank order
+    gates: "Tensor"  # [V, k] fp32
+    shared: "Tensor | None"  # [V, H]: the shared expert's output, where the family has one
+
+
+class ForwardTap(Protocol):
+    """Watches a forward pass from inside, on the engine's thread. It may move experts; it never changes a number."""
+
+    def begin(self, sequences: "tuple[SequenceId, ...]", tokens: "Tensor", *, decode: bool) -> bool:
+        """A pass over `tokens` [V] starts. False: the tap wants to see nothing of it."""
+        ...
+
+    def entering(self, layer: int, x: "Tensor") -> None:
+        """x: [V, H] is about to enter a layer with experts."""
+        ...
+
+    def routed(self, probe: RouterProbe) -> None:
+        """A router has decided, and what it misses has been sent for."""
+        ...
+
+    def end(self) -> None:
+        """The pass is complete; a pass that fails has no end."""
         ...
 
 

@@ -60,28 +60,22 @@ class Sight:
 
     def tokens(self, back: int = 0) -> Tensor:
         """[R] ids; 0 where there is none so far back."""
-        rows, there = self._at(back)
-        return self._trace.tokens[rows] * there
+        return self._tokens(self._past(back))
 
     def experts(self, layer: int) -> Tensor:
         """[R, k] in rank order, of the token in which the decision is taken."""
         self._check(layer, 0, entering=False)
-        return self._trace.experts[self._rows, layer].long()
+        return self._experts(layer, 0)
 
     def hot(self, layer: int, back: int = 0) -> Tensor:
         """[R, E] fp32: 1 for each routed expert."""
         self._check(layer, back, entering=False)
-        rows, there = self._at(back)
-        return self._trace.routed(rows, layer) * there[:, None]
+        return self._spread(self._experts(layer, back), self._there(back)[:, None].float())
 
     def gates(self, layer: int, back: int = 0) -> Tensor:
         """[R, E] fp32: the router's weight of each routed expert, 0 for the others."""
-        assert self._trace.weights is not None, "this trace has no weights"
         self._check(layer, back, entering=False)
-        rows, there = self._at(back)
-        weights = self._trace.weights[rows, layer].float() * there[:, None]
-        hot = torch.zeros(len(rows), self.geometry.experts, device=self.device)
-        return hot.scatter_(1, self._trace.experts[rows, layer].long(), weights)
+        return self._spread(self._experts(layer, back), self._weights(layer, back) * self._there(back)[:, None])
 
     def residual(self, layer: int, back: int = 0) -> Tensor:
         """[R, H] fp32, after the attention of `layer`, before the norm in front of its MoE."""
@@ -98,21 +92,6 @@ class Sight:
         self._check(layer, back, entering=True)
         return self._state("entering", layer, back)
 
-    def _state(self, which: str, layer: int, back: int) -> Tensor:
-        assert self._trace.states is not None, "this trace has no hidden states"
-        stored = getattr(self._trace.states, which)
-        assert stored is not None, f"this trace has no {which} states"
-        rows, there = self._at(back)
-        taken: Tensor = stored[rows, layer].float() * there[:, None]
-        return taken
-
-    def _at(self, back: int) -> tuple[Tensor, Tensor]:
-        """(rows so many tokens before, whether they are in the same sequence)."""
-        if back < 0:
-            raise PeekError(f"{-back} tokens ahead of the decision", fix="`back` counts tokens into the past")
-        there = self._trace.place[self._rows] >= back
-        return torch.where(there, self._rows - back, self._rows), there
-
     def _check(self, layer: int, back: int, *, entering: bool) -> None:
         first_unseen = self.layer + (1 if self.decision.horizon or entering else 0)
         if back == 0 and layer >= first_unseen:
@@ -121,6 +100,43 @@ class Sight:
                 f"{self.decision.horizon}",
                 fix=f"ask for layers below {first_unseen}, or for an earlier token with back=1",
             )
+
+    def _spread(self, experts: Tensor, values: Tensor) -> Tensor:
+        """[R, k] numbers and [R, k] or [R, 1] values → [R, E]."""
+        hot = torch.zeros(len(experts), self.geometry.experts, device=self.device)
+        return hot.scatter_(1, experts, values.expand(experts.shape))
+
+    # --- where the past is read: a LiveSight reads a running forward pass instead
+
+    def _past(self, back: int) -> int:
+        if back < 0:
+            raise PeekError(f"{-back} tokens ahead of the decision", fix="`back` counts tokens into the past")
+        return back
+
+    def _there(self, back: int) -> Tensor:
+        """[R] bool: the sequence has a token so far back."""
+        return self._trace.place[self._rows] >= self._past(back)
+
+    def _at(self, back: int) -> Tensor:
+        """[R]: rows of the trace; where there is none so far back, some row of the same sequence."""
+        return torch.where(self._there(back), self._rows - back, self._rows)
+
+    def _tokens(self, back: int) -> Tensor:
+        return self._trace.tokens[self._at(back)] * self._there(back)
+
+    def _experts(self, layer: int, back: int) -> Tensor:
+        return self._trace.experts[self._at(back), layer].long()
+
+    def _weights(self, layer: int, back: int) -> Tensor:
+        assert self._trace.weights is not None, "this trace has no weights"
+        return self._trace.weights[self._at(back), layer].float()
+
+    def _state(self, which: str, layer: int, back: int) -> Tensor:
+        assert self._trace.states is not None, "this trace has no hidden states"
+        stored = getattr(self._trace.states, which)
+        assert stored is not None, f"this trace has no {which} states"
+        taken: Tensor = stored[self._at(back), layer].float() * self._there(back)[:, None]
+        return taken
 
 
 def rows_for(trace: PackedTrace, decision: Decision) -> Tensor:

@@ -1,0 +1,89 @@
+"""Which way to run is quickest here, by trying: the measure that keeps prediction from ever making it slower. Pure.
+
+Way 0 is to predict nothing. Ways take turns of a few tokens; the one with the lowest mean time per token then runs
+alone, and the trial is repeated after a while, each time later as long as it ends the same way. So a predictor that
+does not pay costs its share of a trial, then nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+TURN_TOKENS = 8
+TRIAL_ROUNDS = 4
+FIRST_REST_TOKENS = 256  # between two trials; doubles while they agree
+LONGEST_REST_TOKENS = 4096
+MARGIN = 0.01  # a way has to be better than none by this share: less cannot be told from noise
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The end of a trial: mean seconds per token of each way, and the one that runs from now on."""
+
+    names: tuple[str, ...]
+    seconds: tuple[float, ...]
+    chosen: int
+
+    def line(self) -> str:
+        """For the person who runs it."""
+        none, best = self.seconds[0], self.seconds[self.chosen]
+        if self.chosen:
+            return f"prediction by {self.names[self.chosen]} saves {1 - best / none:.0%} per token: on"
+        rival = min(range(1, len(self.names)), key=lambda way: self.seconds[way])
+        change = self.seconds[rival] / none - 1
+        return f"prediction does not pay here ({self.names[rival]}: {change:+.0%} per token): off"
+
+
+class Trials:
+    """Says which way the next token runs (`way`), and is told what it took (`observe`)."""
+
+    def __init__(
+        self, names: Sequence[str], *, turn_tokens: int = TURN_TOKENS, rounds: int = TRIAL_ROUNDS,
+        first_rest_tokens: int = FIRST_REST_TOKENS, longest_rest_tokens: int = LONGEST_REST_TOKENS,
+    ) -> None:  # fmt: skip
+        """`names` of the ways; the first is to predict nothing."""
+        assert len(names) >= 2, "a trial needs something to compare with"
+        assert turn_tokens >= 2 and rounds >= 1, "the first token of a turn does not count"
+        self._names = tuple(names)
+        self._turn, self._rounds = turn_tokens, rounds
+        self._rest, self._longest = first_rest_tokens, longest_rest_tokens
+        self._chosen: int | None = None  # None: a trial is on
+        self._last: int | None = None  # what the trial before it chose
+        self._token = 0  # of the trial, or of the rest
+        self._begin_trial()
+
+    @property
+    def way(self) -> int:
+        return self._chosen if self._chosen is not None else self._token // self._turn % len(self._names)
+
+    @property
+    def trying(self) -> bool:
+        return self._chosen is None
+
+    def observe(self, seconds: float) -> Verdict | None:
+        """One token ran `way` and took so long. A Verdict at the end of a trial."""
+        if self._chosen is not None:
+            self._token += 1
+            if self._token >= self._rest:
+                self._last, self._chosen = self._chosen, None
+                self._begin_trial()
+            return None
+        if self._token % self._turn:  # what the way before it left in the slots is not this one's merit
+            self._sums[self.way] += seconds
+        self._token += 1
+        if self._token < self._turn * self._rounds * len(self._names):
+            return None
+        return self._settle()
+
+    def _begin_trial(self) -> None:
+        self._token = 0
+        self._sums = [0.0] * len(self._names)
+
+    def _settle(self) -> Verdict:
+        counted = self._rounds * (self._turn - 1)
+        means = tuple(total / counted for total in self._sums)
+        best = min(range(len(means)), key=lambda way: means[way])
+        chosen = best if means[best] < means[0] * (1 - MARGIN) else 0
+        if chosen == self._last:
+            self._rest = min(2 * self._rest, self._longest)
+        self._chosen, self._token = chosen, 0
+        return Verdict(self._names, means, chosen)
