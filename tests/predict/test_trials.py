@@ -1,6 +1,7 @@
 """A predictor that does not pay is switched off by what it was measured to cost."""
 
 import random
+from itertools import pairwise
 
 from steerpipe.predict.trials import Trials, Verdict
 
@@ -48,11 +49,8 @@ def test_a_harmful_way_costs_less_than_three_percent_over_4000_tokens() -> None:
 
 def test_trials_come_less_and_less_often_while_they_agree() -> None:
     trials = Trials(["none", "a"], turn_tokens=2, rounds=1, first_rest_tokens=10, longest_rest_tokens=40)
-    at = []
-    for token in range(300):
-        if trials.observe([1.0, 2.0][trials.way]) is not None:
-            at.append(token)
-    assert [later - earlier - 4 for earlier, later in zip(at, at[1:], strict=False)][:5] == [10, 20, 40, 40, 40]
+    at = [token for token in range(300) if trials.observe([1.0, 2.0][trials.way]) is not None]
+    assert [later - earlier - 4 for earlier, later in pairwise(at)][:5] == [10, 20, 40, 40, 40]
 
 
 def test_a_way_that_begins_to_pay_is_found_again() -> None:
