@@ -23,6 +23,10 @@ def test_a_recorded_run_is_placed_between_on_demand_and_resident(tmp_path: Path)
     assert tpot["all resident"] == pytest.approx(3 * 0.5e-3)
     assert tpot["on demand"] == pytest.approx(3 * (0.5e-3 + 2 * 1e-3))
     assert tpot["all resident"] < tpot["belady"] <= tpot["lfru"] < tpot["on demand"]
+    slower = CliRunner().invoke(app, [*words, "--warmup", "20", "--ask-us", "250", "--decode-us", "500", "--json"])
+    spent = {run["name"]: run["tpot_mean_seconds"] for run in json.loads(slower.stdout)["runs"]}
+    assert spent["on demand"] == pytest.approx(3 * (0.5e-3 + 0.25e-3 + 2 * (1e-3 + 0.5e-3)))
+    assert spent["all resident"] == pytest.approx(3 * 0.5e-3)
     shown = CliRunner().invoke(app, [*words, "--tokens", "40", "--warmup", "0"])
     assert shown.exit_code == 0 and "TPOT" in shown.stdout
 
@@ -36,6 +40,7 @@ def test_a_recorded_run_is_placed_between_on_demand_and_resident(tmp_path: Path)
         (["--residency", "0"], "residency"),
         (["--link", "fast"], "fast"),
         (["--layer-ms", "-1"], "layer_seconds"),
+        (["--decode-us", "-1"], "decoding seconds"),
     ],
 )
 def test_a_machine_that_cannot_be_is_refused_with_a_fix(words: list[str], said: str) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steerpipe.core.ids import ExpertId
-from steerpipe.store.policies import Belady, ForecastAware, Lfru, Lru, Policy, make_policy
+from steerpipe.store.policies import Belady, ForecastAware, Lfru, Lru, Policy, Reuse, make_policy
 from steerpipe.store.residency import Residency, SlotTable
 
 COUNT = 12
@@ -32,7 +32,9 @@ def policies() -> list[Policy]:
     future = sorted((random.random() * 50, random.randrange(COUNT)) for _ in range(60))
     aware = ForecastAware(COUNT)
     aware.forecast(np.array([2, 5, 7]), np.array([30.0, np.inf, 9.0]))
-    return [Lru(COUNT), Lfru(COUNT), aware, Belady(COUNT, [(number, time) for time, number in future])]
+    told = Reuse(COUNT)
+    told.expect(np.arange(COUNT) % 5 - 2.0, 0.0)
+    return [Lru(COUNT), Lfru(COUNT), aware, told, Belady(COUNT, [(number, time) for time, number in future])]
 
 
 @pytest.mark.parametrize("policy", policies(), ids=lambda policy: type(policy).__name__)
@@ -48,7 +50,7 @@ def test_victims_are_those_that_would_be_named_one_after_the_other(policy: Polic
         assert policy.victims(np.array([0, 1, 2, 3, 5, 8, 9, 11]), count, 10) == expected[:count]
 
 
-@pytest.mark.parametrize("name", ["lru", "lfru", "forecast"])
+@pytest.mark.parametrize("name", ["lru", "lfru", "forecast", "reuse"])
 def test_uses_at_once_count_as_uses_one_by_one(name: str) -> None:
     one, other = make_policy(name, COUNT), make_policy(name, COUNT)
     random = Random(1)

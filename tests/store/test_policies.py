@@ -9,7 +9,17 @@ from hypothesis import given
 from numpy.typing import NDArray
 
 from steerpipe.core.errors import ConfigError
-from steerpipe.store.policies import POLICIES, Belady, ForecastAware, Lfru, Lru, Policy, make_policy
+from steerpipe.store.policies import (
+    LEAST_COUNT,
+    POLICIES,
+    Belady,
+    ForecastAware,
+    Lfru,
+    Lru,
+    Policy,
+    Reuse,
+    make_policy,
+)
 
 ALL = np.arange(4)
 
@@ -18,7 +28,7 @@ def numbers(*values: int) -> NDArray[np.int64]:
     return np.array(values, dtype=np.int64)
 
 
-@pytest.mark.parametrize("policy", [Lru(4), Lfru(4), ForecastAware(4), Belady(4, [])])
+@pytest.mark.parametrize("policy", [Lru(4), Lfru(4), ForecastAware(4), Reuse(4), Belady(4, [])])
 def test_of_equals_the_lowest_number_goes(policy: Policy) -> None:
     assert policy.victim(numbers(1, 2, 3), 0.0) == 1
 
@@ -116,6 +126,48 @@ def test_a_forecast_ends_with_the_use_or_with_its_time() -> None:
     assert passed.victim(numbers(0, 1), 8.0) == 0
     assert passed.victim(numbers(0, 1), 10.0) == 1
     assert used.victim(numbers(0, 1), 8.0) == 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 9)), max_size=40))
+def test_reuse_that_nobody_tells_anything_is_lfru(uses: list[tuple[int, float]]) -> None:
+    reuse, lfru, now = Reuse(4), Lfru(4), 0.0
+    for number, step in uses:
+        now += step
+        reuse.touch(number, now)
+        lfru.touch(number, now)
+        assert reuse.victims(ALL, 4, now) == lfru.victims(ALL, 4, now)
+        assert reuse.counts(now) == pytest.approx(lfru.counts(now))
+
+
+def test_reuse_adds_what_it_is_told_to_the_log_of_the_count() -> None:
+    policy = Reuse(3)
+    for _ in range(4):
+        policy.touch(0, 8.0)
+    policy.touch(1, 8.0)
+    assert policy.victim(numbers(0, 1), 8.0) == 1
+    policy.expect(np.array([0.0, 1.5, 0.0]), 8.0)  # 4 uses are 2 doublings of 1
+    assert policy.victim(numbers(0, 1), 8.0) == 1
+    policy.expect(np.array([0.0, 2.5, 0.0]), 8.0)
+    assert policy.victim(numbers(0, 1), 8.0) == 0
+    expected = np.log2(np.array([4.0, 1.0, 0.0]) + LEAST_COUNT) + np.array([0.0, 2.5, 0.0])
+    assert policy.scores(numbers(0, 1, 2), 8.0) == pytest.approx(expected)
+
+
+def test_reuse_hears_of_uses_between_forecasts() -> None:
+    policy = Reuse(2)
+    policy.expect(np.array([1.0, 0.0]), 0.0)
+    assert policy.victim(numbers(0, 1), 0.0) == 1
+    policy.touch_many([1], 0.5)
+    assert policy.victim(numbers(0, 1), 0.5) == 0
+
+
+def test_reuse_forgets_what_it_was_told_of_another_text() -> None:
+    policy = Reuse(2)
+    policy.touch(1, 0.0)
+    policy.expect(np.array([9.0, 0.0]), 0.0)
+    assert policy.victim(numbers(0, 1), 1.0) == 1
+    policy.forget()
+    assert policy.victim(numbers(0, 1), 1.0) == 0
 
 
 def test_belady_evicts_what_is_used_last_or_never() -> None:

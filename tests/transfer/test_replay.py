@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from safetensors.numpy import save_file
 
 from steerpipe.core.errors import ConfigError, InputError
 from steerpipe.transfer.comparison import ReplayOptions, compare
-from steerpipe.transfer.machine import Machine, slots_of_share
+from steerpipe.transfer.machine import Decoding, Machine, slots_of_share
 from steerpipe.transfer.recorded import draw_recording
 from steerpipe.transfer.replay import replay
 from steerpipe.transfer.replay_report import render
@@ -136,6 +137,16 @@ def test_a_comparison_is_json_and_a_table() -> None:
     assert "8 of 24 experts in fast memory (33.3%)" in shown
     assert "all resident" in shown
     assert f"{comparison.runs[1].tpot_mean_seconds * 1e3:.2f}" in shown
+
+
+def test_a_table_says_what_decoding_and_asking_take() -> None:
+    recording = draw_recording(SyntheticRouting(tokens=6, layers=2, experts=12, top_k=2))
+    figures = replace(MACHINE, ask_seconds=2e-4, decoding=Decoding(5e-4))
+    console = Console(file=io.StringIO(), width=200)
+    console.print(render(compare(recording, ReplayOptions(figures, policies=("lru",)))))
+    shown = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    assert "one block takes 1 ms and 0.5 ms to decode" in shown
+    assert "asks 0.2 ms for what it misses" in shown
 
 
 def test_an_unknown_policy_is_refused_before_anything_runs() -> None:

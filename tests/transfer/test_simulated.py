@@ -12,43 +12,14 @@ from hypothesis import given, settings
 
 from steerpipe.core.errors import ConfigError
 from steerpipe.transfer.forecasts import PerfectPredictor, RecallPredictor
-from steerpipe.transfer.machine import Disk, Machine, slots_of_share
-from steerpipe.transfer.recorded import Recording, draw_recording
+from steerpipe.transfer.machine import Decoding, Disk, Machine, slots_of_share
+from steerpipe.transfer.recorded import draw_recording
 from steerpipe.transfer.replay import Keep, replay
 from steerpipe.transfer.synthetic import SyntheticRouting
+from tests.transfer.simulating import BLOCK, AlwaysSeven, machine, one_text, recording, total_seconds
 
-BLOCK = 1000
 SMALL = draw_recording(SyntheticRouting(tokens=60, layers=6, experts=16, top_k=4, sequence_tokens=20))
 STEPS = SMALL.tokens * SMALL.layers
-
-
-def machine(slots: int = 24, tc: float = 0.5, tx: float = 1.0, **rest: float | Disk) -> Machine:
-    """Seconds as given; chunks of a tenth of a block."""
-    figures = {"chunk_bytes": BLOCK // 10} | rest
-    return Machine(slots, BLOCK, BLOCK / tx, tc, **figures)  # type: ignore[arg-type]
-
-
-def recording(rows: list[list[list[int]]], sequence: list[int] | None = None, experts: int = 8) -> Recording:
-    labels = np.array(sequence or [0] * len(rows), dtype=np.int32)
-    return Recording("by hand", np.array(rows, dtype=np.int64), labels, experts)
-
-
-def one_text(source: Recording) -> Recording:
-    return Recording(source.name, source.routing, np.zeros_like(source.sequence), source.experts)
-
-
-class AlwaysSeven:
-    """Expects expert 7, which nobody is routed to."""
-
-    horizon = 1
-
-    def predict(self, token: int, layer: int, ahead: int) -> list[int]:
-        return [7]
-
-
-def total_seconds(source: Recording, *arguments: object, **named: object) -> float:
-    report = replay(source, *arguments, **named)  # type: ignore[arg-type]
-    return report.tpot_mean_seconds * report.tokens
 
 
 @pytest.mark.parametrize(("tc", "tx", "latency"), [(0.5, 1.0, 0.0), (3.0, 0.1, 0.25), (0.0, 1.0, 0.5)])
@@ -251,10 +222,12 @@ def test_any_machine_finishes_any_recording_and_its_counts_add_up(data: st.DataO
     source = draw_recording(plan)
     times = st.sampled_from([0.0, 0.05, 1.0, 3.0])
     below = Disk(BLOCK / data.draw(st.sampled_from([0.5, 2.0])), data.draw(st.integers(2, 9)), data.draw(times))
+    decoding = Decoding(data.draw(times), readers=data.draw(st.integers(1, 3)))
     figures = machine(
         slots=data.draw(st.integers(2, 12)), tc=data.draw(times), expert_seconds=data.draw(times),
         latency_seconds=data.draw(times), chunk_bytes=data.draw(st.sampled_from([70, 500, 4000])),
-        disk=data.draw(st.sampled_from([None, below])),  # type: ignore[arg-type]
+        ask_seconds=data.draw(times), decoding=data.draw(st.sampled_from([None, decoding])),
+        disk=data.draw(st.sampled_from([None, below])),
     )  # fmt: skip
     recalls = data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0]), max_size=3))
     predictor = RecallPredictor(source.routing, 6, recalls) if recalls else None

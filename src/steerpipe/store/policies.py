@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from steerpipe.core.errors import ConfigError
 
 HALF_LIFE_TOKENS = 32.0  # of a use's weight in LFRU
-POLICIES = ("lru", "lfru", "forecast", "belady")
+LEAST_COUNT = 2.0**-4  # added to the counts that a reuse forecast is weighed against: who was not used lately is equal
+POLICIES = ("lru", "lfru", "forecast", "reuse", "belady")
 
 
 class Policy(Protocol):
@@ -139,6 +140,41 @@ class ForecastAware(_Ranked):
         return -np.where(told >= now, told, self._past.expected_use(candidates, now))
 
 
+class Reuse(Lfru):
+    """LFRU, corrected by a forecast of when each expert is used next: the sum of its log2 count and what was told.
+
+    A forecast (predict.reuse) holds until the next one. While nobody has said anything it is LFRU.
+    """
+
+    def __init__(self, experts: int, half_life_tokens: float = HALF_LIFE_TOKENS) -> None:
+        super().__init__(experts, half_life_tokens)
+        self._told: NDArray[np.float64] | None = None
+        self._score: NDArray[np.float64] = np.zeros(experts)
+
+    def expect(self, scores: NDArray[np.floating], now: float) -> None:
+        """[experts]: how soon each is used again, in doublings of its count. One pass over all experts."""
+        assert scores.shape == self._weight.shape, f"scores of {scores.shape} for {len(self._weight)} experts"
+        self._told = scores.astype(np.float64)
+        self._score = self._told + np.log2(self.counts(now) + LEAST_COUNT)
+
+    def forget(self) -> None:
+        """What was told is of a text that has ended: LFRU until somebody says something new."""
+        self._told = None
+
+    def touch(self, number: int, now: float) -> None:
+        self.touch_many([number], now)
+
+    def touch_many(self, numbers: Sequence[int], now: float) -> None:
+        super().touch_many(numbers, now)
+        if self._told is not None:
+            those = np.array(numbers, dtype=np.int64)
+            counts = np.exp2(self._weight[those] - now / self._half_life)
+            self._score[those] = self._told[those] + np.log2(counts + LEAST_COUNT)
+
+    def scores(self, candidates: NDArray[np.int64], now: float) -> NDArray[np.float64]:
+        return super().scores(candidates, now) if self._told is None else self._score[candidates]
+
+
 class Belady(_Ranked):
     """The one whose next use is farthest, from a recorded future: the bound that no policy beats. For replay."""
 
@@ -182,6 +218,8 @@ def make_policy(
             return Lfru(experts, half_life_tokens)
         case "forecast":
             return ForecastAware(experts, half_life_tokens)
+        case "reuse":
+            return Reuse(experts, half_life_tokens)
         case "belady" if uses is not None:
             return Belady(experts, uses)
         case "belady":

@@ -22,6 +22,15 @@ class Predictor(Protocol):
         ...
 
 
+class ReuseScores(Protocol):
+    """Knows how soon experts are used again."""
+
+    def at(self, token: int, layer: int) -> NDArray[np.floating] | None:
+        """[experts of all layers] as `store.policies.Reuse.expect` takes them, after the router of `layer` decided;
+        None: nothing new."""
+        ...
+
+
 class PerfectPredictor:
     """Reads the recording."""
 

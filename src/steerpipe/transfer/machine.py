@@ -17,12 +17,24 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True)
+class Decoding:
+    """The second stage: who has read a block checks it and makes it compute-ready; then it lands.
+
+    A reader decodes what it has read before it reads on: with one the link waits meanwhile, with two one reads while
+    the other decodes.
+    """
+
+    seconds: float  # per block
+    readers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """Fast memory of `slots` blocks, filled over one link from RAM (or, without RAM in between, from the disk).
 
     A layer takes `layer_seconds` up to its router's decision and `expert_seconds` for each routed expert after that; an
     expert is computed while others are on their way. With `expert_seconds` 0 a layer costs Tc = `layer_seconds` and its
-    stall, the arithmetic of docs and tables.
+    stall, the arithmetic of docs and tables. Without `decoding` a block can be computed on when its last byte is there.
     """
 
     slots: int
@@ -33,6 +45,8 @@ class Machine:
     latency_seconds: float = 0.0  # before the first byte of each block
     chunk_bytes: int = 1 << 20  # what a guess moves between two looks at the queue
     disk: Disk | None = None
+    ask_seconds: float = 0.0  # of a layer that misses, before its first block moves: victims, wake-ups
+    decoding: Decoding | None = None
 
     def __post_init__(self) -> None:
         for what, right, must in self._rules():
@@ -42,10 +56,13 @@ class Machine:
     def _rules(self) -> Iterator[tuple[str, bool, str]]:
         for name in ("block_bytes", "link_bytes_per_second", "chunk_bytes"):
             yield f"{name} = {getattr(self, name)}", getattr(self, name) > 0, "above 0"
-        for name in ("layer_seconds", "expert_seconds", "latency_seconds"):
+        for name in ("layer_seconds", "expert_seconds", "ask_seconds", "latency_seconds"):
             yield f"{name} = {getattr(self, name)}", getattr(self, name) >= 0, "0 or more"
         least = f"{SMALLEST_SLOTS} or more"
         yield f"slots = {self.slots}", self.slots >= SMALLEST_SLOTS, least
+        if self.decoding is not None:
+            yield f"decoding seconds = {self.decoding.seconds}", self.decoding.seconds >= 0, "0 or more"
+            yield f"readers = {self.decoding.readers}", self.decoding.readers >= 1, "1 or more"
         if self.disk is not None:
             yield f"ram_slots = {self.disk.ram_slots}", self.disk.ram_slots >= SMALLEST_SLOTS, least
             yield f"disk rate = {self.disk.bytes_per_second}", self.disk.bytes_per_second > 0, "above 0"

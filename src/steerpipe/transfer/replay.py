@@ -1,8 +1,8 @@
 """A recorded run on a simulated machine. Pure: no clock but the virtual one, no torch.
 
 Per layer: `layer_seconds` of compute, then the router's decision; what is READY is a hit, what is LOADING (a guess on
-its way) is late, what is ABSENT is a miss. Experts are computed in waves, as by a lease: what is there first, then
-whatever has landed. Guesses move in the link's idle time.
+its way) is late, what is ABSENT is a miss, which takes `ask_seconds` to ask for. Experts are computed in waves, as by
+a lease: what is there first, then whatever has landed. Guesses move in the link's idle time.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,10 +12,11 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from steerpipe.core.errors import ConfigError
 from steerpipe.core.ids import ExpertId
-from steerpipe.store.policies import HALF_LIFE_TOKENS, ForecastAware, Policy, make_policy
+from steerpipe.store.policies import HALF_LIFE_TOKENS, ForecastAware, Policy, Reuse, make_policy
 from steerpipe.store.residency import Residency
-from steerpipe.transfer.forecasts import Predictor
+from steerpipe.transfer.forecasts import Predictor, ReuseScores
 from steerpipe.transfer.machine import Machine
 from steerpipe.transfer.recorded import Recording
 from steerpipe.transfer.replay_report import ReplayReport
@@ -59,6 +60,7 @@ def replay(
     *,
     keep: Keep = Keep.CACHE,
     predictor: Predictor | None = None,
+    reuse: ReuseScores | None = None,
     half_life_tokens: float = HALF_LIFE_TOKENS,
     warmup_tokens: int = 0,
     name: str = "",
@@ -66,7 +68,10 @@ def replay(
     """Runs every token; the first `warmup_tokens` are left out of the report (at least one token is measured).
 
     A RAM tier has the same policy; with belady it has LRU, for what reaches the RAM depends on the tier above it.
+    `reuse` tells the policy of that name how soon experts are used again.
     """
+    if (policy == "reuse") != (reuse is not None):
+        raise ConfigError("the policy reuse and a reuse forecast go together", fix="give both, or the policy lfru")
     run = _Run(recording, machine, policy, keep, predictor, half_life_tokens)
     warmup = max(0, min(warmup_tokens, recording.tokens - 1))
     ends = []
@@ -76,6 +81,8 @@ def replay(
             mark, run.counts = run.mark(), _Counts()
         for layer in range(recording.layers):
             run.layer(token, layer)
+            if reuse is not None:
+                run.expect(reuse.at(token, layer))
         ends.append(run.ladder.time)
     run.ladder.check_integrity()
     seconds = np.diff(np.array([mark.seconds, *ends[warmup:]]))  # [measured tokens]
@@ -111,12 +118,19 @@ class _Run:
         ladder.run_until(ladder.time + self.machine.layer_seconds)
         ladder.now = token + layer / self.layers
         routed = [row[each] for each in self.routed[token][layer]]
-        absent = self._settle(routed)
         begin = ladder.time
+        if self.machine.ask_seconds and any(ladder.table.state(each) is Residency.ABSENT for each in routed):
+            ladder.run_until(ladder.time + self.machine.ask_seconds)
+        absent = self._settle(routed)
         if self.predictor is not None:
             ladder.guess(self._expected(token, layer, self.predictor))
         self._waves(routed, absent)
         self.counts.stall_seconds += ladder.time - begin - self.machine.expert_seconds * len(routed)
+
+    def expect(self, scores: NDArray[np.floating] | None) -> None:
+        if scores is not None:
+            assert isinstance(self.policy, Reuse), "only this policy listens"
+            self.policy.expect(scores, self.ladder.now)
 
     def _settle(self, routed: list[ExpertId]) -> list[ExpertId]:
         """Counts, pins what has a slot, and hurries on what is on its way; returns what has none."""

@@ -72,8 +72,7 @@ def render(comparison: Comparison) -> Table:
         title=f"{comparison.recording}: {machine.slots} of {comparison.all_experts} experts in fast memory "
         f"({share:.1%}), blocks of {format_bytes(machine.block_bytes)} at "
         f"{machine.link_bytes_per_second / 1e9:.3g} GB/s, simulated",
-        caption=f"one block takes {machine.block_seconds * 1e3:.3g} ms, a layer computes "
-        f"{machine.layer_seconds * 1e3:.3g} ms before its router has decided; used: share of guessed blocks",
+        caption=_caption(machine),
         title_justify="left",
         caption_justify="left",
     )
@@ -83,6 +82,16 @@ def render(comparison: Comparison) -> Table:
     for run in comparison.runs:
         table.add_row(*_row(run))
     return table
+
+
+def _caption(machine: Machine) -> str:
+    block = f"one block takes {machine.block_seconds * 1e3:.3g} ms"
+    if machine.decoding is not None:
+        block += f" and {machine.decoding.seconds * 1e3:.3g} ms to decode"
+    layer = f"a layer computes {machine.layer_seconds * 1e3:.3g} ms before its router has decided"
+    if machine.ask_seconds:
+        layer += f", and asks {machine.ask_seconds * 1e3:.3g} ms for what it misses"
+    return f"{block}, {layer}; used: share of guessed blocks"
 
 
 def _row(run: ReplayReport) -> list[str]:

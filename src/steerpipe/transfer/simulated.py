@@ -2,66 +2,19 @@
 
 A link moves one chunk at a time. A guess takes a slot only when the link has nothing else to do, is cut at the next
 chunk when it is withdrawn, and is transient until it is used: wrong guesses hold at most `transient_limit` slots.
-Legend: an expert is *begun* when it has a slot; it *lands* when its last byte is there.
+Legend: an expert is *begun* when it has a slot; it *lands* when its last byte is there and it has been decoded.
 """
 
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from steerpipe.core.ids import ExpertId
 from steerpipe.store.policies import Policy
 from steerpipe.store.residency import Residency, SlotTable
+from steerpipe.transfer.lane import Decoder, Lane
 from steerpipe.transfer.machine import Machine
-from steerpipe.transfer.queue import Chunk, Outcome, Reason, Transfer, TransferQueue
-
-
-@dataclass(slots=True)
-class Traffic:
-    """What a link has done so far."""
-
-    busy_seconds: float = 0.0
-    demand_bytes: int = 0
-    guess_bytes: int = 0
-
-
-class Lane:
-    """One serial link. `ends` is when its chunk lands; inf while it is idle."""
-
-    def __init__(self, bytes_per_second: float, latency_seconds: float, chunk_bytes: int, block_bytes: int) -> None:
-        self.queue = TransferQueue()
-        self.traffic = Traffic()
-        self.ends = math.inf
-        self._rate, self._latency = bytes_per_second, latency_seconds
-        self._chunk_bytes, self._block_bytes = chunk_bytes, block_bytes
-        self._chunk: Chunk | None = None
-
-    @property
-    def idle(self) -> bool:
-        return self._chunk is None
-
-    def start(self, now: float) -> bool:
-        """Takes up the next chunk at `now`, if there is one. A demand moves in one piece: nothing can outrank it."""
-        reason = self.queue.next_reason()
-        if reason is None:
-            return False
-        self._chunk = chunk = self.queue.take(self._block_bytes if reason is Reason.DEMAND else self._chunk_bytes)
-        assert chunk is not None, "the queue announced a transfer"
-        seconds = chunk.length / self._rate + (0.0 if chunk.offset else self._latency)
-        self.ends = now + seconds
-        self.traffic.busy_seconds += seconds
-        if reason is Reason.DEMAND:
-            self.traffic.demand_bytes += chunk.length
-        else:
-            self.traffic.guess_bytes += chunk.length
-        return True
-
-    def land(self) -> tuple[ExpertId, Outcome]:
-        """The chunk has arrived: call it when the clock stands at `ends`."""
-        assert self._chunk is not None, "nothing is in flight"
-        chunk, self._chunk, self.ends = self._chunk, None, math.inf
-        return chunk.expert, self.queue.advance(chunk.expert, chunk.length)
+from steerpipe.transfer.queue import Outcome, Reason, Transfer
 
 
 class SimulatedLadder:
@@ -80,6 +33,7 @@ class SimulatedLadder:
         self.link = Lane(
             machine.link_bytes_per_second, machine.latency_seconds, machine.chunk_bytes, machine.block_bytes
         )
+        self.decoder = Decoder(machine.decoding) if machine.decoding is not None else None
         self.lanes = [self.link]
         self.disk: Lane | None = None
         self.ram: SlotTable | None = None
@@ -109,20 +63,20 @@ class SimulatedLadder:
                 self._withdraw(expert)
 
     def run_until(self, time: float) -> None:
-        """Lets the links work up to `time`."""
+        """Lets links and readers work up to `time`."""
         while True:
             self._start()
-            lane = self.link if self.disk is None or self.link.ends <= self.disk.ends else self.disk
-            if lane.ends > time:
+            ends = self._next_end()
+            if ends > time:
                 self.time = time
                 return
-            self.time = lane.ends
-            self._land(lane)
+            self.time = ends
+            self._end()
 
     def run_until_landing(self) -> None:
-        """Lets the links work up to the next end of a chunk."""
+        """Lets links and readers work up to the next end of a chunk or of a decoding."""
         self._start()
-        ends = min(lane.ends for lane in self.lanes)
+        ends = self._next_end()
         assert ends < math.inf, "compute waits for an expert that nothing moves"
         self.run_until(ends)
 
@@ -136,8 +90,23 @@ class SimulatedLadder:
         assert loading == self._fetching.keys(), "an expert is LOADING and not on its way, or the other way round"
         for expert in loading:
             places = sum(expert in lane.queue for lane in self.lanes) + (expert in self._without_ram)
+            places += self._decodes(expert)
             assert places == 1, f"{expert} stands in {places} queues"
             assert self.ram is None or self.ram.pins(expert) == (expert in self.link.queue), f"{expert}: RAM pins"
+
+    def _next_end(self) -> float:
+        """When something ends next; inf: nothing moves."""
+        ends = min(lane.ends for lane in self.lanes)
+        return ends if self.decoder is None else min(ends, self.decoder.ends)
+
+    def _end(self) -> None:
+        """One thing that ends now: a chunk of the link, else of the disk, else a decoding."""
+        for lane in self.lanes:
+            if lane.ends <= self.time:
+                self._land(lane)
+                return
+        assert self.decoder is not None, "nothing ends now"
+        self._finish(self.decoder.land())
 
     def _start(self) -> None:
         if self.disk is not None:
@@ -145,10 +114,17 @@ class SimulatedLadder:
                 self._through_ram(self._fetching[expert])
             if self.disk.idle:
                 self.disk.start(self.time)
-        while self.link.idle and not self.link.start(self.time) and self._guesses:
+        while self._reader_is_free and not self.link.start(self.time) and self._guesses:
             if not self._send(*self._guesses[0]):
                 return  # no slot for a guess: it stays the first
             self._guesses.popleft()
+
+    @property
+    def _reader_is_free(self) -> bool:
+        return self.link.idle and (self.decoder is None or self.decoder.has_room)
+
+    def _decodes(self, expert: ExpertId) -> bool:
+        return self.decoder is not None and expert in self.decoder
 
     def _send(self, expert: ExpertId, deadline: float) -> bool:
         """Begins a guess, or revives one that was withdrawn and has not landed."""
@@ -178,6 +154,8 @@ class SimulatedLadder:
         """Begins the way up of one that has a slot, or hurries it on."""
         expert = transfer.expert
         self._fetching[expert] = transfer
+        if self._decodes(expert):
+            return  # nothing of it is left to move
         if self.disk is not None and expert not in self.link.queue:
             self._through_ram(transfer)
         else:
@@ -220,8 +198,14 @@ class SimulatedLadder:
         elif outcome is Outcome.DONE:
             if self.ram is not None:
                 self.ram.unpin(expert)
-            del self._fetching[expert]
-            self.table.finish(expert)
+            if self.decoder is not None:
+                self.decoder.begin(expert, self.time)
+            else:
+                self._finish(expert)
+
+    def _finish(self, expert: ExpertId) -> None:
+        del self._fetching[expert]
+        self.table.finish(expert)
 
     def _cut(self, lane: Lane, expert: ExpertId) -> None:
         if self.ram is not None and lane is self.disk:
