@@ -78,6 +78,7 @@ def test_the_gpus_path_at_every_residency_in_the_interpreter() -> None:
     assert (half.slots, none.slots) == (8, 8) and half.floor == none.floor == "on demand"
     assert (none.hit_rate, none.missed_bytes) == (0.0, 2 * 2 * block)  # every expert of both layers, in every step
     assert none.routing == "every expert a miss"
+    assert [run.driver for run in findings.runs] == ["resident"] * 2 + ["leased"] * 4, "graphs need a GPU"
     assert half.hit_rate is not None and half.missed_bytes == pytest.approx((1 - half.hit_rate) * 2 * 2 * block)
     for run in (half, none):
         assert run.resident_ms is not None and run.expert_kernels_ms is not None and run.link_bytes_per_second
@@ -117,6 +118,7 @@ def test_the_command_line_ends_with_the_json_that_it_writes(tmp_path: Path) -> N
         "notes", "machine",
     }  # fmt: skip
     (run,) = told["runs"]
+    assert run["driver"] == "cpu"
     assert {"test", "times", "floor_ms", "ratio", "active", "expert_bytes_per_token", "tokens_per_second"} <= run.keys()
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
 

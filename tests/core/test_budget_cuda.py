@@ -23,7 +23,16 @@ def test_a_model_that_fits_on_the_card_lies_there_whole_and_takes_no_ram() -> No
 def test_auto_fills_the_card_with_a_margin() -> None:
     budget = plan_cuda_budget(EngineConfig(), LARGE, 24 * GIB, 120 * GIB)
     assert not budget.resident
-    assert 0 <= 24 * GIB * 0.98 - GIB - budget.slots * 9 * MIB < 9 * MIB
+    assert 0 <= 24 * GIB * 0.98 - GIB - (budget.slots + 1) * 9 * MIB < 9 * MIB
+
+
+@pytest.mark.parametrize(("chunk", "room"), [(256, 4 * GIB + 9 * MIB + GIB), (8192, 4 * GIB + 9 * MIB + 2 * GIB)])
+def test_what_is_asked_for_leaves_room_for_a_step_and_its_block_of_zeros(chunk: int, room: int) -> None:
+    config = EngineConfig(fast_memory=str(4 * GIB // (9 * MIB) * 9 * MIB), prefill_chunk=chunk)
+    taken = room - 4 * GIB + 4 * GIB // (9 * MIB) * 9 * MIB
+    assert plan_cuda_budget(config, LARGE, taken, 0).slots == 4 * GIB // (9 * MIB)
+    with pytest.raises(CapacityError, match="and a step"):
+        plan_cuda_budget(config, LARGE, taken - 1, 0)
 
 
 @pytest.mark.parametrize(("asked", "slots"), [("25%", 1536), ("4GiB", 4 * GIB // (9 * MIB)), ("0.001%", 2)])

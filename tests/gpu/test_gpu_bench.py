@@ -35,7 +35,10 @@ def test_every_residency_format_and_batch(shape: str, names: tuple[str, ...]) ->
             spec = make_shape(shape, ExpertFormat(run.format))
             assert run.hit_rate == 0.0
             assert run.missed_bytes == spec.layers * spec.moe.top_k * block
-        assert (run.hit_rate is None) == (run.residency == 100)
+        assert (run.hit_rate is None) == (run.residency == 100) == (run.driver == "resident")
+        if shape == "nano" and run.residency == 50:
+            wanted = {"tg4 @ d300": "direct" if run.batch == 1 else "served", "pp64": "leased"}
+            assert run.driver == wanted[run.test]
     assert findings.memory_rate > 1e11
 
 

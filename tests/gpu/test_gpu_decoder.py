@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from steerpipe.core.ids import SequenceId
-from steerpipe.model.decoder import Decoder, decode_rows
+from steerpipe.model.decoder import Decoder
 from steerpipe.model.kv_cache import KvPool
+from steerpipe.model.step import decode_rows
 from steerpipe.model.weights import build_weights
 from steerpipe.store.formats import ExpertFormat
 from steerpipe.store.resident import ResidentExperts

@@ -99,14 +99,16 @@ def test_the_nth_miss_takes_the_nth_ticket_while_there_are_some(seed: int) -> No
 
 
 @functools.cache
-def model(form: str) -> Loaded:
-    pack = pack_of(tiny("qwen3_moe", head_dim=12, num_experts=24, num_experts_per_tok=4).folder, ExpertFormat(form))
+def model(form: str, family: str = "qwen3_moe") -> Loaded:
+    own: dict[str, Any] = {"head_dim": 12} if family == "qwen3_moe" else {}
+    pack = pack_of(tiny(family, num_experts=24, num_experts_per_tok=4, **own).folder, ExpertFormat(form))
     return load_gpu(pack, torch.bfloat16, CUDA)
 
 
 @contextmanager
-def opened(form: str, slots: int, **named: Any) -> Iterator[CudaSource]:
-    with CudaSource.open(model(form).experts.pack, slots=slots, device=CUDA, pinned_bytes=1 << 30, **named) as source:
+def opened(form: str, slots: int, family: str = "qwen3_moe", **named: Any) -> Iterator[CudaSource]:
+    pack = model(form, family).experts.pack
+    with CudaSource.open(pack, slots=slots, device=CUDA, pinned_bytes=1 << 30, **named) as source:
         yield source
         source.check_integrity()
 
@@ -148,6 +150,22 @@ def test_no_bit_depends_on_the_budget(form: str, budget: str) -> None:
         assert source.counters().misses and source.counters().evictions
     with opened(form, BUDGETS[budget], direct=False) as source:
         assert torch.equal(drive(model(form), source), all_resident(form))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_shared_expert_on_its_own_branch_changes_no_bit(form: str) -> None:
+    """Against single launches, one after the other: all resident, served, and read from pinned memory."""
+    loaded = model(form, "qwen2_moe")
+    loaded.decoder.graphs = False  # type: ignore[attr-defined]
+    try:
+        want = drive(loaded, loaded.experts)
+    finally:
+        loaded.decoder.graphs = True  # type: ignore[attr-defined]
+    assert torch.equal(drive(loaded, loaded.experts), want)
+    for direct in (True, False):
+        with opened(form, BUDGETS["25 %"], "qwen2_moe", direct=direct) as source:
+            assert torch.equal(drive(loaded, source), want)
+            assert source.counters().misses
 
 
 def test_many_short_steps_leave_a_true_table() -> None:

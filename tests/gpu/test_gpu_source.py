@@ -127,6 +127,7 @@ class Rig:
         """All layers are queued at once and wait; each is served when the one before it has run."""
         steps = [self.prepare(layer, chosen, waits=True) for layer, chosen in zip(NAMES, routed, strict=True)]
         reached = [torch.cuda.Event() for _ in NAMES]
+        self.source.begin()
         for launch, event in zip(steps, reached, strict=True):  # from here on nothing may wait for the last of them
             event.record()
             launch()

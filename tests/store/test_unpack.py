@@ -116,8 +116,9 @@ def test_a_full_disk_leaves_nothing_under_the_name(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
-        with pytest.raises(CapacityError, match="No space left"):
+        with pytest.raises(CapacityError, match="No space left") as caught:
             unpack(pack.folder, tmp_path / "hf")
+        assert caught.value.fix.endswith("run the same command again: it begins anew")
     assert not (tmp_path / "hf").exists()
     unpack(pack.folder, tmp_path / "hf")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "pack"]

@@ -145,6 +145,9 @@ class MemoryBlocks:
     def serves(self, experts_per_layer: int) -> bool:
         return self.random is None
 
+    def begin(self) -> None:
+        raise AssertionError("everything is here: nobody serves")
+
     def serve(self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None) -> None:
         raise AssertionError("everything is here: nobody serves")
 

@@ -57,6 +57,9 @@ class ResidentBlocks:
     def serves(self, experts_per_layer: int) -> bool:
         return True
 
+    def begin(self) -> None:
+        """Nobody will serve."""
+
     def serve(self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None) -> None:
         """Everything is there."""
 

@@ -35,6 +35,7 @@ class Run:
     context: int
     batch: int
     routing: str
+    driver: str  # how experts came: "resident", "direct", "served", "leased", or "cpu" where the CPU computes
     times: Times
     floor: str  # which one
     floor_ms: float

@@ -16,8 +16,9 @@ from steerpipe.bench.weights import draw_dense
 from steerpipe.core.errors import NumericsError
 from steerpipe.core.ids import SequenceId
 from steerpipe.model.cells import CELL, padded
-from steerpipe.model.decoder import Decoder, StepRows, decode_rows, prefill_rows
+from steerpipe.model.decoder import Decoder
 from steerpipe.model.kv_cache import BLOCK, KvPool, KvSequence
+from steerpipe.model.step import StepRows, decode_rows, prefill_rows
 
 if TYPE_CHECKING:
     import steerpipe.model.gpu.decoder as gpu
@@ -38,6 +39,11 @@ class Rig:
         self._max_batch = max(sequences, CELL)
         self.decoder = self._new_decoder()
         self._rows_device = self.decoder.rows_device
+
+    @property
+    def graphs(self) -> bool:
+        """Whether decode runs in captured graphs; else everything takes leases."""
+        return not isinstance(self.decoder, Decoder) and self.decoder.graphs
 
     def forget(self) -> None:
         """Drops the graphs that were captured, and with them the last source and its memory."""

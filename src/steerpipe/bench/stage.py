@@ -27,6 +27,7 @@ class Measured:
     times: Times
     steps: int
     spent: LadderCounters | None
+    driver: str  # see Run
 
     def missed_bytes(self, block_bytes: int) -> float:
         """Per step: what the cache did not have when the step began, whether a guess brought it in time or not."""
@@ -86,7 +87,8 @@ class Stage:
                     kv.truncate(context)
                 first = options.warmup + repeat * options.tokens
                 repeats.append(self.rig.decode(source, kvs, routing, first, options.tokens))
-        return Measured(Times.of(repeats), options.repeats * options.tokens, _spent(source, before))
+        driver = self._driver(source, batch)
+        return Measured(Times.of(repeats), options.repeats * options.tokens, _spent(source, before), driver)
 
     def time_prefill(self, source: Any, residency: float) -> Measured:
         """Forward passes over prompts, after one that is not counted. Their experts are of consecutive tokens."""
@@ -94,7 +96,20 @@ class Stage:
         self.rig.prefill(source, routing, 0, tokens)
         before = _counters(source)
         times = [[self.rig.prefill(source, routing, (1 + repeat) * tokens, tokens)] for repeat in range(repeats)]
-        return Measured(Times.of(times), repeats, _spent(source, before))
+        return Measured(Times.of(times), repeats, _spent(source, before), self._driver(source, None))
+
+    def _driver(self, source: Any, batch: int | None) -> str:
+        """Who brings experts to a step of so many rows, or (None) to a prompt: as the decoder chooses it."""
+        if not self.session.kernels:
+            return "cpu"
+        if source.resident:
+            return "resident"
+        if batch is None or not self.rig.graphs:
+            return "leased"
+        if batch == 1 and source.landing is not None:
+            return "direct"
+        moe = self.shape.moe
+        return "served" if source.serves(min(batch * moe.top_k, moe.experts)) else "leased"
 
     def active(self, context: int, batch: int, experts_per_layer: float) -> ActiveBytes:
         """On a CPU experts are computed with in the model's dtype, whatever they were packed as."""
@@ -134,7 +149,7 @@ class Stage:
         routing = self.routing_for(residency)
         return Run(
             test=test, format=self.shape.layout.format.value, residency=residency, slots=slots, context=context,
-            batch=batch, routing=routing.name if routing else "model", times=found.times,
+            batch=batch, routing=routing.name if routing else "model", driver=found.driver, times=found.times,
             active=self.active(context, batch, union), experts_per_layer=union,
             tokens_per_second=1e3 * tokens / found.times.median_ms, hit_rate=found.hit_rate,
             missed_bytes=found.missed_bytes(self.shape.layout.block_bytes), **figures,

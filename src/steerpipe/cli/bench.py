@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from steerpipe.cli.shared import Debug, app, guarded
+from steerpipe.cli.shared import Debug, Model, app, guarded
 
 benches = typer.Typer(no_args_is_help=True, help="Measure this machine: floors first, then medians, then JSON.")
 app.add_typer(benches, name="bench")
@@ -64,5 +64,30 @@ def link(
         from steerpipe.bench import command
 
         command.link(json_file, disk)
+
+    guarded(run, debug)
+
+
+@benches.command()
+def serve(
+    model: Model = None,
+    clients: Annotated[str, typer.Option(help="how many ask at once, one row each")] = "1,8",
+    answers: Annotated[int, typer.Option(help="for each number of clients")] = 16,
+    tokens: Annotated[int, typer.Option(help="of each answer")] = 64,
+    url: Annotated[str | None, typer.Option(help="a server that runs; default: one is started")] = None,
+    api_key: Annotated[str | None, typer.Option(help="for that server")] = None,
+    max_batch: Annotated[int | None, typer.Option(help="answers computed together")] = None,
+    json_file: JsonFile = None,
+    debug: Debug = False,
+) -> None:
+    """Tokens per second and waiting times of the server, by number of clients, in one run."""
+
+    def run() -> None:
+        from steerpipe.bench import serve_command
+        from steerpipe.bench.serve import ServeOptions
+
+        options = ServeOptions(serve_command.parse_clients(clients), answers, tokens)
+        arguments = [*([model] if model else []), *(["--max-batch", str(max_batch)] if max_batch else [])]
+        serve_command.serve(options, url=url, key=api_key, arguments=arguments, json_file=json_file)
 
     guarded(run, debug)

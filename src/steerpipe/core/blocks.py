@@ -116,6 +116,10 @@ class BlockSource(Protocol):
         """Whether a step whose layers use at most so many experts can be served: else it takes leases."""
         ...
 
+    def begin(self) -> None:
+        """A step is about to be queued whose layers are served, all of them, unless `release` ends it."""
+        ...
+
     def serve(self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None) -> None:
         """Brings what is missing of `routed` into the table while kernels already wait for it there.
 

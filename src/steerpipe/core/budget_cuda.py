@@ -17,9 +17,11 @@ from steerpipe.core.config import EngineConfig
 from steerpipe.core.errors import CapacityError, ConfigError
 from steerpipe.core.units import format_bytes, parse_bytes
 
-# Left free on the card: cuBLAS' workspaces, graphs, activations of a prefill chunk, and what other processes grow by.
+# Left free on the card: cuBLAS' workspaces, graphs and activations of a prefill chunk. What a row takes most for is one
+# float32 output per expert of its own: 64 KiB at Qwen3-30B's shape, 256 MiB of the margin for so many rows.
 _CARD_MARGIN_BYTES = 1 << 30
-_CARD_MARGIN = 0.02
+_MARGIN_ROWS = 4096
+_CARD_MARGIN = 0.02  # of what is free, where we choose: other processes grow
 _RAM_MARGIN = 0.15  # of what is free: the page cache of the pack's file lies there too, and pages that are locked stay
 
 
@@ -40,19 +42,22 @@ def plan_cuda_budget(config: EngineConfig, facts: ExpertFacts, free_bytes: int, 
 
 
 def _slots(config: EngineConfig, facts: ExpertFacts, free_bytes: int) -> tuple[int, str]:
+    # beside the slots there is a block of zeros, for kernels of a step that failed
+    beside = facts.slot_bytes + _CARD_MARGIN_BYTES * max(_MARGIN_ROWS, config.prefill_chunk) // _MARGIN_ROWS
     if config.fast_memory == "auto":
-        room = int(free_bytes * (1 - _CARD_MARGIN)) - _CARD_MARGIN_BYTES
+        room = int(free_bytes * (1 - _CARD_MARGIN)) - beside
         if facts.experts * facts.slot_bytes <= room:
             return facts.experts, "all experts fit on the GPU"
         refuse_too_little(room, free_bytes, facts, "GPU memory")
         return room // facts.slot_bytes, "what the GPU has free less a margin"
     slots = min(slots_asked(config.fast_memory, facts), facts.experts)
     refuse_too_few(slots, facts)
-    if slots * facts.slot_bytes > free_bytes:
+    if slots * facts.slot_bytes + beside > free_bytes:
         raise CapacityError(
-            f"fast_memory takes {format_bytes(slots * facts.slot_bytes)}, but the GPU has "
-            f"{format_bytes(max(0, free_bytes))} free beside dense weights and keys and values",
-            fix=f"lower fast_memory (at least {2 * facts.slot_bytes:,} bytes: two experts), kv_memory or max_context",
+            f"fast_memory takes {format_bytes(slots * facts.slot_bytes)} and a step {format_bytes(beside)} beside it, "
+            f"but the GPU has {format_bytes(max(0, free_bytes))} free beside dense weights and keys and values",
+            fix=f"lower fast_memory (at least {2 * facts.slot_bytes:,} bytes: two experts), prefill_chunk, kv_memory "
+            "or max_context",
         )
     return slots, "as set"
 

@@ -80,6 +80,9 @@ def _route(
     tl.store(gates + row * K + rank, tl.where(real, gate, 0.0), mask=used)
 
 
+MOST_EXPERTS = 1024  # model/gpu/limits.py says so to people; a word with tickets has 16 bits for them
+
+
 @dataclass(frozen=True, slots=True)
 class Tickets:
     """What the router of one row needs to take slots; all int64 on the device.
@@ -124,7 +127,7 @@ def route(
     assert (mailbox is None) == (stamp is None), "words in a mailbox carry a stamp"
     assert forced is None or forced.is_contiguous(), "rows follow each other"
     assert tickets is None or rows == 1, "tickets are taken by one row, one after the other"
-    assert tickets is None or count <= 1 << 16, f"{count} experts: a word with tickets has 16 bits for them"
+    assert count <= MOST_EXPERTS, f"{count} experts: the kernel compares each with each"
     t = tickets
     taking = (None,) * 6 if t is None else (t.table, t.ring, t.tail, t.head, t.origin, t.target)
     overlap = overlapped(logits)

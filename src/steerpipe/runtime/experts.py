@@ -94,8 +94,10 @@ def open_blocks(
 ) -> "Opened[BlockSource]":
     """Slots on the GPU over page-locked and other RAM and the disk; what fits in RAM is read now."""
     from steerpipe.model.gpu.experts import NoBlocks  # Triton, and the CUDA driver: only where there is a GPU
+    from steerpipe.model.gpu.limits import check_model
     from steerpipe.transfer.cuda.source import CudaSource
 
+    check_model(pack.spec, device)  # before minutes of reading
     if not budget.slots:
         return Opened(NoBlocks(), None)
     ladder = CudaSource.open(

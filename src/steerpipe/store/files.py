@@ -73,8 +73,11 @@ def check_room(path: Path, needed_bytes: int) -> None:
 
 
 @contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Turns what the operating system says while writing `path` into an error of ours."""
+def disk_errors(path: Path, *, resumes: bool = True) -> Iterator[None]:
+    """Turns what the operating system says while writing `path` into an error of ours.
+
+    `resumes`: whether the same command goes on with what is there already.
+    """
     try:
         yield
     except OSError as problem:
@@ -82,7 +85,8 @@ def disk_errors(path: Path) -> Iterator[None]:
         if problem.errno in _NO_ROOM:
             raise CapacityError(
                 f"writing {path} stopped: {reason}",
-                fix="make room on that disk and run the same command again: it continues where it stopped",
+                fix="make room on that disk and run the same command again: "
+                + ("it continues where it stopped" if resumes else "it begins anew"),
             ) from problem
         raise PackError(f"writing {path} failed: {problem}", fix="check the path and its permissions") from problem
 

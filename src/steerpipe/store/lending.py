@@ -6,6 +6,8 @@ block it holds or given back.
 
 from collections.abc import Collection
 
+import numpy as np
+
 from steerpipe.store.numbered import NumberedTable
 from steerpipe.store.residency import Placement, Residency, _Held
 
@@ -49,15 +51,17 @@ class LendingTable(NumberedTable):
             self._free.append(slot)
 
     def mend(self, lent: Collection[int]) -> None:
-        """After an interrupt in any of these calls: who has a slot keeps it, `lent` are reserved, the others free."""
+        """After an interrupt in any call: who has a slot keeps it, unpinned, `lent` are reserved, the others free."""
         owners = {held.slot for held in self._held.values()}
         self._reserved = set(lent) - owners
         self._free = [slot for slot in reversed(range(self._slots)) if slot not in owners | self._reserved]
         self._transients = sum(held.transient for held in self._held.values())
         self._idle[:] = self._passing[:] = False
         for held in self._held.values():
-            self._idle[held.number] = held.ready and not held.pins
+            held.pins = 0
+            self._idle[held.number] = held.ready
             self._passing[held.number] = held.transient
-        lingering = self._idle & self._passing
-        self._lingering = dict.fromkeys(number for number in self._lingering if lingering[number])
+        lingering = np.flatnonzero(self._idle & self._passing).tolist() if self._lingers else []
+        known = set(lingering)
+        self._lingering = dict.fromkeys([*(each for each in self._lingering if each in known), *lingering])
         self._nominees.clear()

@@ -44,7 +44,7 @@ def unpack(folder: Path, out: Path, progress: Progress | None = None) -> UnpackR
     total_bytes = file_bytes(planned)
     check_room(out, total_bytes + sum(record.size_bytes for record in copies.values()))
     config = _config(pack)
-    with disk_errors(out), Workspace(out, f"unpack {pack.manifest.source}", (WEIGHTS, *copies)) as work:
+    with disk_errors(out, resumes=False), Workspace(out, f"unpack {pack.manifest.source}", (WEIGHTS, *copies)) as work:
         _write_weights(pack, work.folder / WEIGHTS, planned, progress or silent)
         for name in copies:
             write_file(work.folder / name, (folder / name).read_bytes())

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from steerpipe.core.errors import ConfigError, TransferError
+from steerpipe.core.errors import TransferError
 from steerpipe.core.ids import SequenceId
-from steerpipe.model.decoder import Decoder, decode_rows
-from steerpipe.model.gpu.decoder import _check_precision
+from steerpipe.model.decoder import Decoder
 from steerpipe.model.gpu.experts import Direct
 from steerpipe.model.gpu.mailbox import Mailbox
 from steerpipe.model.gpu.rows import passes
+from steerpipe.model.step import decode_rows
 from steerpipe.model.weights import build_weights
 from steerpipe.store.formats import ExpertFormat
 from steerpipe.store.resident import ResidentExperts
@@ -242,10 +242,3 @@ def test_an_expert_that_cannot_be_read_fails_the_step_and_nothing_else() -> None
     kv.truncate(0)
     assert torch.equal(gpu.one_row([1], kv), before)
     kv.free()
-
-
-def test_fp32_products_must_be_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    _check_precision(torch.device("cuda"))
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
-    with pytest.raises(ConfigError, match="high"):
-        _check_precision(torch.device("cuda"))

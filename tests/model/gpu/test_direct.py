@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from steerpipe.core.ids import SequenceId
-from steerpipe.model.decoder import decode_rows
 from steerpipe.model.gpu.direct import Follower, ReadThrough
 from steerpipe.model.gpu.mailbox import Mailbox
 from steerpipe.model.gpu.rows import passes
 from steerpipe.model.kv_cache import KvSequence
+from steerpipe.model.step import decode_rows
 from steerpipe.store.formats import ExpertFormat
 from steerpipe.transfer.cuda.source import CudaSource
 from tests.support.gpu import load_gpu, pack_of

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from steerpipe.core.ids import SequenceId
-from steerpipe.model.decoder import decode_rows, prefill_rows
 from steerpipe.model.gpu.rows import SMALLEST_ROOM, Packing, passes, room_for, routing_buffer
 from steerpipe.model.kv_cache import KvPool, KvSequence
+from steerpipe.model.step import decode_rows, prefill_rows
 from tests.model.test_kv_cache import SPEC
 
 CPU = torch.device("cpu")

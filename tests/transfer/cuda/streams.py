@@ -24,6 +24,8 @@ def word(address: int) -> int:
 class Streams:
     """Never gets stuck: if nothing can go on while somebody waits, an assertion says so."""
 
+    orders_words = True
+
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
         self._copying = self._random.choice((0.03, 0.2, 0.5, 0.8, 0.97))  # share of the steps: either may lag far
@@ -45,10 +47,11 @@ class Streams:
     def copy(self, source: int, into: int, size_bytes: int) -> None:
         half = size_bytes // 2
         done: list[int] = []
+        slot = max((each for each in self._slots if each <= into), default=into)  # a chunk of it, perhaps
 
         def step() -> bool:
-            assert not self.reading.get(into), "a slot is written while a kernel reads it"
-            assert all(word(entry) != into for entry in self._entries), "a slot is written while the table points to it"
+            assert not self.reading.get(slot), "a slot is written while a kernel reads it"
+            assert all(word(entry) != slot for entry in self._entries), "a slot is written while the table points to it"
             start = half * len(done)
             ctypes.memmove(into + start, source + start, half if not done else size_bytes - half)
             done.append(1)

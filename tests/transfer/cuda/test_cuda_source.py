@@ -16,8 +16,9 @@ from steerpipe.core.ids import ExpertId
 from steerpipe.store.formats import ExpertFormat
 from steerpipe.store.profile import Profile, load_profile, save_profile
 from steerpipe.transfer.cuda.copier import HostCopier, PacedCopier
+from steerpipe.transfer.cuda.opening import default_transient_limit
 from steerpipe.transfer.cuda.pinned import PinnedArena
-from steerpipe.transfer.cuda.source import CudaSource, default_transient_limit
+from steerpipe.transfer.cuda.source import CudaSource
 from steerpipe.transfer.faulty import ALWAYS, Faults, FaultyLink
 from tests.transfer.cuda.blocks import CPU, backing, contents, made_up
 from tests.transfer.packs import EXPERTS, LAYERS, own_pack, tiny_pack

@@ -106,7 +106,7 @@ def test_entries_go_before_blocks_come_and_come_after_them(seed: int) -> None:
         for _ in range(12):
             layer, routed = random.choice(NAMES), random.sample(ALL, random.randint(1, 20))
             if random.random() < 0.5:
-                source.serve(layer, routed)
+                source.serve(NAMES[-1], routed)  # a step that has come to its end
             else:
                 lease(source, layer, routed, random.sample(ALL, 5))
             filled: set[int] = set()

@@ -130,6 +130,7 @@ class Machine:
 
     def serve(self, routed: Sequence[Sequence[int]]) -> None:
         posted: list[int] = []
+        self.source.begin()
         for layer, chosen in zip(NAMES, routed, strict=True):
             self.streams.launch(lambda layer=layer: not posted.append(layer))  # type: ignore[misc,func-returns-value]
             self.streams.launch(self.kernel(layer, chosen, waits=True))
@@ -190,6 +191,24 @@ def test_kernels_find_what_was_packed_whoever_brings_it(
                 source.warm(source.experts[number] for number in what[0])
             elif source.serves(4):
                 machine.serve(what[0])
+        machine.check()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_served_step_finds_no_entry_that_a_direct_one_has_changed(seed: int) -> None:
+    """Else a layer that finds an old entry, still right, runs ahead of the copy that takes a later layer's slot."""
+    machine = Machine(seed, 14, "lru")
+    with machine.source as source:
+        machine.serve([[0], [0], [5]])
+        machine.serve([[1, 2], [0, 1], [0, 1]])
+        machine.serve([[3], [0, 2], [2]])
+        machine.streams.drain()
+        machine.streams._copying = 0.0  # the copy stream stands still
+        machine.step([[1, 4], [0], [0]])  # lends the slot of expert 0 of the first layer
+        assert not source._shelf.here[0] and int(source.table(NAMES[0])[0]) > 0
+        machine.streams._copying = 0.01
+        machine.serve([[0], [0], [5]])  # brings it again, into the slot of expert 5 of the last layer
+        machine.streams._copying = 0.5
         machine.check()
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from steerpipe.core.errors import TransferError
 from steerpipe.transfer.cuda.source import CudaSource
-from tests.transfer.cuda.blocks import CPU, EXPERTS, NAMES, backing, contents, made_up
+from tests.transfer.cuda.blocks import CPU, EXPERTS, NAMES, PAGE, backing, contents, made_up
 from tests.transfer.cuda.streams import Kernel, Streams
 
 ALL = range(EXPERTS)
@@ -29,9 +29,11 @@ class Machine:
         self.failing: set[int] = set()
         behind = backing(self.blocks, self.streams, in_ring, before=self._before)
         self.source = CudaSource(
-            layers, behind, slots=slots, device=CPU, copier=self.streams, policy=policy, transient_limit=transient_limit
-        )
+            layers, behind, slots=slots, device=CPU, copier=self.streams, policy=policy,
+            transient_limit=transient_limit, chunk_bytes=PAGE // 4,
+        )  # fmt: skip
         self.streams.watch(self.source._memory.entries, self.source._memory.addresses)
+        self.let_go = self.source.release  # what an interrupted step calls
 
     def _before(self, number: int) -> None:
         if number in self.failing:
@@ -57,13 +59,15 @@ class Machine:
         stopped_by: type[BaseException] = TransferError,
     ) -> None:  # fmt: skip
         """One graph for all layers: each router posts its experts, then their kernels wait for the table."""
+        assert self.source.serves(max(map(len, routed))), "whoever serves has asked"
         posted: list[int] = []
-        kernels = []
-        for layer, chosen in zip(NAMES, routed, strict=True):
-            self.streams.launch(lambda layer=layer: not posted.append(layer))  # type: ignore[misc,func-returns-value]
-            kernels.append(self.kernel(layer, chosen, waits=True))
-            self.streams.launch(kernels[-1])
+        kernels: list[Kernel] = []
         try:
+            self.source.begin()
+            for layer, chosen in zip(NAMES, routed, strict=True):
+                self.streams.launch(lambda layer=layer: not posted.append(layer))  # type: ignore[misc,func-returns-value]
+                kernels.append(self.kernel(layer, chosen, waits=True))
+                self.streams.launch(kernels[-1])
             for layer, chosen in zip(NAMES, routed, strict=True):
                 self.streams.until(lambda layer=layer: layer in posted)  # type: ignore[misc]
                 self.streams.some()
@@ -72,7 +76,7 @@ class Machine:
         except stopped_by:
             for kernel in kernels:
                 kernel.spoiled = True
-            self.source.release()
+            self.let_go()
             raise
 
 

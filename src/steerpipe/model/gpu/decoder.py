@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from steerpipe.core.blocks import BlockSource
-from steerpipe.core.errors import ConfigError
 from steerpipe.core.events import RoutingRecord
 from steerpipe.core.protocols import RoutingSink
-from steerpipe.model.decoder import StepRows
 from steerpipe.model.gpu.experts import Direct, Leased
 from steerpipe.model.gpu.graph import StepGraphs
+from steerpipe.model.gpu.limits import check_model
 from steerpipe.model.gpu.network import Network
 from steerpipe.model.gpu.rows import Packing, Pass, Step, passes, routing_buffer
 from steerpipe.model.kv_cache import KvPool
 from steerpipe.model.spec import ModelSpec
+from steerpipe.model.step import StepRows
 from steerpipe.model.weights import ModelWeights
 
 CPU = torch.device("cpu")
@@ -48,17 +48,15 @@ class GpuDecoder:
         self, spec: ModelSpec, weights: ModelWeights, pool: KvPool, device: torch.device, *, max_batch: int
     ) -> None:  # fmt: skip
         """`pool` holds the KV blocks of all sequences to come; `max_batch` sequences at most decode together."""
-        top_ks = {spec.moe(layer).top_k for layer in spec.moe_layers}
-        assert len(top_ks) <= 1, f"layers with {sorted(top_ks)} experts per token: one number for all is understood"
+        check_model(spec, device)
         assert pool.dtype == weights.embed.dtype, f"KV blocks are {pool.dtype}, weights {weights.embed.dtype}"
-        _check_precision(device)
         self.spec = spec
         self.device = device
         self.forced: Tensor | None = None  # [L, R, k] int32: experts of every step to come (-1: the router's)
         self.graphs = device.type == "cuda"  # off: single launches, and leases where not all is resident
         self._dtype = weights.embed.dtype
         self._max_batch = max_batch
-        self._top_k = max(top_ks, default=1)
+        self._top_k = max((spec.moe(layer).top_k for layer in spec.moe_layers), default=1)  # the same for all
         self._most_experts = max((spec.moe(layer).experts for layer in spec.moe_layers), default=0)  # of a layer
         self._network = Network(spec, weights, pool, device)
         self._captured: dict[int, StepGraphs] = {}
@@ -174,11 +172,3 @@ class GpuDecoder:
 def _read_routing(rows: Pass, experts: Tensor, gates: Tensor) -> _Routing:
     """Waits for the device."""
     return _Routing(experts.cpu().numpy()[:, rows.valid].astype(np.int64), gates.cpu().numpy()[:, rows.valid])
-
-
-def _check_precision(device: torch.device) -> None:
-    if device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
-        raise ConfigError(
-            f"torch computes float32 products in {torch.get_float32_matmul_precision()!r} precision here",
-            fix='call torch.set_float32_matmul_precision("highest"): routers decide in float32',
-        )

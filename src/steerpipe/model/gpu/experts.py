@@ -132,6 +132,9 @@ class NoBlocks:
     def serves(self, experts_per_layer: int) -> bool:
         return True
 
+    def begin(self) -> None:
+        pass
+
     def serve(self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None) -> None:
         self.form(layer)
 

@@ -53,6 +53,7 @@ class StepGraphs:
         self._gates = routing_buffer(len(layers), rows, top_k, torch.float32, device)
         self._mailbox = Mailbox(len(layers), rows * top_k, pinned=True)
         self._stream = torch.cuda.Stream(device)
+        self._side = torch.cuda.Stream(device) if rows == 1 else None  # batches have no time to win there
         self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[tuple[int, bool], _Captured] = {}
         self._stamp = 0
@@ -86,6 +87,7 @@ class StepGraphs:
         stream = torch.cuda.current_stream()
         with _without_collection():
             try:
+                self._source.begin()
                 graph.replay()
                 for order, layer in enumerate(self._network.spec.moe_layers):
                     self._source.serve(layer, self._mailbox.take(order, self._stamp, stream.query))
@@ -107,7 +109,7 @@ class StepGraphs:
         )
         return Step(
             stamp, tokens, positions, turns, blocks, self._experts, self._gates, base=None, room=room,
-            mailbox=self._mailbox.words, forced=self._forced if forced else None,
+            mailbox=self._mailbox.words, forced=self._forced if forced else None, side=self._side,
         )  # fmt: skip
 
     def _capture(self, room: int, forced: bool) -> _Captured:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from steerpipe.kernels.attention import splits_for
 from steerpipe.model.cells import CELL
-from steerpipe.model.decoder import StepRows
 from steerpipe.model.kv_cache import BLOCK, KvSequence
+from steerpipe.model.step import StepRows
 
 SMALLEST_ROOM = 1024  # keys; attention that ends early costs next to nothing, and a graph less is a pause less
 _STAMP_WORDS = 2  # one is used; what follows stays aligned to 16 bytes, which kernels are compiled for
@@ -78,6 +78,7 @@ class Step:
     room: int  # keys that decode attention is launched for
     mailbox: Tensor | None = None  # [L, R · k] int64, pinned
     forced: Tensor | None = None  # [L, R, k] int32
+    side: torch.cuda.Stream | None = None  # where the shared expert runs, beside routed ones; None: before them
 
     @property
     def rows(self) -> int:

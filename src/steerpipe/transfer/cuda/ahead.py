@@ -15,7 +15,7 @@ from steerpipe.transfer.cuda.shelf import Shelf
 
 
 class LayerAhead:
-    """Knows the MoE layers' order and how often each expert was used. What it has sent is pinned until it arrives."""
+    """Knows the MoE layers' order and how often each expert was used. What it has sent (`Shelf.sent`) is pinned."""
 
     def __init__(self, shelf: Shelf, layers: Mapping[int, LayerBlocks]) -> None:
         self._shelf = shelf
@@ -23,7 +23,6 @@ class LayerAhead:
         self._after = dict(itertools.pairwise(layers))
         self._uses: NDArray[np.int64] = np.zeros(len(shelf.experts), dtype=np.int64)
         self._here = np.frombuffer(shelf.here, dtype=np.uint8)
-        self.sent: list[int] = []
 
     def arrive(self, layer: int, routed: Iterable[int]) -> None:
         """A lease of that layer begins: what was sent ahead is hers if she wants it, and free otherwise."""
@@ -34,13 +33,13 @@ class LayerAhead:
     def drop(self, wanted: set[int]) -> None:
         """Gives up the pins. What the ring has not brought yet is cut, unless it is wanted now."""
         shelf = self._shelf
-        shelf.table.unpin_many(self.sent)
+        shelf.table.unpin_many(shelf.sent)
         if shelf.loading:
-            for number in self.sent:
+            for number in shelf.sent:
                 unwanted = number not in wanted or number in shelf.broken  # a guess that failed is asked for anew
                 if unwanted and number in shelf.loading:
                     shelf.cut(number)
-        self.sent.clear()
+        shelf.sent.clear()
 
     def leave(self, layer: int, used: int) -> None:
         """A lease of that layer ends: sends ahead, the most frequent first, as far as transient slots go."""
@@ -50,9 +49,10 @@ class LayerAhead:
         shelf, base = self._shelf, self._shelf.base[following]
         absent = base + np.flatnonzero(self._here[base : base + self._layers[following].experts] == 0)
         by_use = absent[np.argsort(-self._uses[absent], kind="stable")].tolist()
-        chosen = [number for number in by_use if number not in shelf.loading][: shelf.transient_limit]
+        coming = {*shelf.loading, *shelf.moving}
+        chosen = [number for number in by_use if number not in coming][: shelf.transient_limit]
         pinned = [number for number in chosen if shelf.places[number]]
         read = [number for number in chosen if not shelf.places[number]]
         slabs = shelf.backing.ring.slabs if shelf.backing.ring is not None else 0  # more would come no sooner
-        self.sent = shelf.send([*sorted(pinned, key=shelf.order), *read[:slabs]], transient=True)
-        shelf.table.pin_many(self.sent)
+        shelf.sent = shelf.send([*sorted(pinned, key=shelf.order), *read[:slabs]], transient=True)
+        shelf.table.pin_many(shelf.sent)

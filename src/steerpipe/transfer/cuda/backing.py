@@ -1,11 +1,14 @@
 """Where the blocks lie that are not in a slot: pinned memory that the GPU copies from, and what is read into it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 from steerpipe.core.blocks import BlockForm
+from steerpipe.core.errors import SteerpipeError
 from steerpipe.core.ids import ExpertId
+from steerpipe.transfer.cuda.copier import Copier
 from steerpipe.transfer.cuda.pinned import PinnedArena
 from steerpipe.transfer.cuda.ring import Ring
 from steerpipe.transfer.link import LinkRate
@@ -62,6 +65,16 @@ class Backing(Protocol):
     def close(self) -> None:
         """After the last copy. Twice is once."""
         ...
+
+
+def shut(copier: Copier, backing: Backing, endings: Iterable[Callable[[], None]]) -> None:
+    """The end of a source: nobody waits for us (`endings`), all that is queued is done, and memory goes back."""
+    with suppress(SteerpipeError, RuntimeError):  # a GPU that has failed: memory goes back all the same
+        for end in endings:
+            end()
+        copier.drain()
+    backing.close()
+    copier.close()
 
 
 class PinnedBacking:

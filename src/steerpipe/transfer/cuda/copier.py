@@ -25,7 +25,13 @@ class Mark:
 
 
 class Copier(Protocol):
-    """Queues and returns; only `wait` and `drain` wait. One thread, which has the device's context."""
+    """Queues and returns; only `wait` and `drain` wait. One thread, which has the device's context.
+
+    `orders_words`: a kernel that runs meanwhile may wait for a word. Else only who waits for a mark finds it.
+    """
+
+    @property
+    def orders_words(self) -> bool: ...
 
     def copy(self, source: int, into: int, size_bytes: int) -> None:
         """A block: from pinned memory at `source` to device memory at `into`."""
@@ -70,6 +76,8 @@ class Copier(Protocol):
 
 class HostCopier:
     """Copies at once, between addresses of this process. Whatever was marked has happened."""
+
+    orders_words = True
 
     def __init__(self) -> None:
         self._marks = 0
@@ -121,6 +129,7 @@ class PacedCopier:
         assert bytes_per_second > 0, "a pace is positive"
         self._below = below
         self.bytes_per_second = bytes_per_second
+        self.orders_words = below.orders_words
         self._clock = clock
         self._sleep = sleep
         self._free_at = 0.0  # when the line has done all that was asked for

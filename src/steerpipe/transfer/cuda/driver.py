@@ -5,8 +5,10 @@ import functools
 from typing import Any
 
 from steerpipe.core.errors import CapacityError, TransferError
+from steerpipe.core.units import format_bytes
 
 _OUT_OF_MEMORY = 2
+_NOT_LOCKED = (1, _OUT_OF_MEMORY, 304, 801)  # of a registration: also an invalid value, the system's or unsupported
 _NON_BLOCKING = 1  # a stream that does not wait for the default stream
 _PORTABLE, _DEVICE_MAP = 1, 2  # registered memory: for every context; kernels can read it
 _RESTART = "the GPU cannot be used any more in this process: start it again; if it stays, look at dmesg and nvidia-smi"
@@ -51,7 +53,7 @@ class Driver:
         """Raises what a status means, unless it is 0."""
         if status == 0:
             return
-        what = f"the CUDA driver said {self._text('cuGetErrorName', status)}: {self._text('cuGetErrorString', status)}"
+        what = self._said(status)
         if status == _OUT_OF_MEMORY:
             raise CapacityError(what, fix="give a smaller --ram or --fast-memory, or free memory")
         raise TransferError(what, fix=_RESTART)
@@ -79,9 +81,16 @@ class Driver:
     def register(self, address: int, size_bytes: int) -> None:
         """Pins memory of this process: the GPU can copy from it, and kernels can read it.
 
-        Takes about 0.35 s/GiB; pages should be touched.
+        Takes about 0.35 s/GiB; pages should be touched. CapacityError if the machine lets no more be locked.
         """
-        self.check(self._library.cuMemHostRegister_v2(address, size_bytes, _PORTABLE | _DEVICE_MAP))
+        status = self._library.cuMemHostRegister_v2(address, size_bytes, _PORTABLE | _DEVICE_MAP)
+        if status in _NOT_LOCKED:
+            raise CapacityError(
+                f"{format_bytes(size_bytes)} of RAM could not be page-locked: {self._said(status)}",
+                fix="give a smaller --pin (0 locks nothing but a small ring), or raise the limit of locked memory "
+                "(ulimit -l, or that of the container)",
+            )
+        self.check(status)
 
     def device_view(self, address: int) -> int:
         """Where kernels see registered memory, normally at the same address; 0: they do not."""
@@ -91,6 +100,10 @@ class Driver:
 
     def unregister(self, address: int) -> None:
         self.check(self._library.cuMemHostUnregister(address))
+
+    def _said(self, status: int) -> str:
+        name, text = self._text("cuGetErrorName", status), self._text("cuGetErrorString", status)
+        return f"the CUDA driver said {name}: {text}"
 
     def _text(self, name: str, status: int) -> str:
         text = ctypes.c_char_p()

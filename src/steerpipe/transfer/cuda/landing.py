@@ -17,7 +17,9 @@ from steerpipe.core.blocks import DirectReads
 from steerpipe.core.errors import TransferError
 from steerpipe.store.residency import Residency
 from steerpipe.transfer.cuda.ahead import LayerAhead
+from steerpipe.transfer.cuda.copier import PacedCopier
 from steerpipe.transfer.cuda.memory import ENTRY_BYTES
+from steerpipe.transfer.cuda.serving import Server
 from steerpipe.transfer.cuda.shelf import Shelf
 from steerpipe.transfer.queue import Reason
 
@@ -33,6 +35,13 @@ def supply_of(slots: int) -> int:
     return min(MOST_SUPPLIED, slots // 4)
 
 
+def can_land(shelf: Shelf) -> bool:
+    """Whether kernels can read every block, at the link's own pace, and are told in order what is theirs."""
+    views = all(shelf.backing.view(number) for number in range(len(shelf.experts)))
+    paced = isinstance(shelf.copier, PacedCopier)
+    return views and not paced and shelf.copier.orders_words and supply_of(shelf.memory.slots) > 0
+
+
 class SlotRing:
     """A Landing (core/blocks.py) over the slots of a shelf. One thread, the copier's.
 
@@ -41,12 +50,13 @@ class SlotRing:
     """
 
     def __init__(
-        self, shelf: Shelf, ahead: LayerAhead, views: Sequence[int], device: torch.device,
+        self, shelf: Shelf, ahead: LayerAhead, server: Server, device: torch.device,
         closing: "weakref.finalize[..., Any]",
     ) -> None:  # fmt: skip
-        """`views`: where kernels can read each expert's block. `closing`: of the source that all this belongs to."""
+        """`closing`: of the source that all this belongs to."""
+        views = [shelf.backing.view(number) for number in range(len(shelf.experts))]
         assert all(views), "every block has a place that kernels can read"
-        self._shelf, self._ahead, self._closing = shelf, ahead, closing
+        self._shelf, self._ahead, self._server, self._closing = shelf, ahead, server, closing
         self._words = torch.zeros(RING + 4, dtype=torch.int64, device=device)  # aligned to 16 bytes, each of the three
         self.ring: Tensor = self._words[:RING]
         self.tail: Tensor = self._words[RING : RING + 1]
@@ -58,7 +68,6 @@ class SlotRing:
         self.taken = 0
         self._adopted: set[int] = set()  # in this step
         self._last_layer = list(shelf.base)[-1]
-        self._unfollowed = False  # a step has begun, and not all of its layers were followed
         shelf.copier.drain()  # the zeros are written
         shelf.memory.absent = [view | PINNED for view in views]
         for entry, absent in zip(shelf.memory.entries, shelf.memory.absent, strict=True):
@@ -75,10 +84,12 @@ class SlotRing:
         """See Landing. TransferError if the source has been closed: its pinned memory must not be read any more."""
         if not self._closing.alive:
             raise TransferError("the model has been closed", fix="open it again, and close it after the last answer")
-        if self._unfollowed:
-            self._resume()
-        self._unfollowed = True
-        if self._ahead.sent:
+        if self._shelf.busy:
+            self._server.release()
+            self.restore()
+        self._shelf.busy = True  # until the last layer was followed
+        self._shelf.step_begins()
+        if self._shelf.sent:
             self._ahead.drop(set())
         self._shelf.now += 1
         self._shelf.served = True
@@ -100,12 +111,20 @@ class SlotRing:
         if self.taken > before or (reads.missed and self.taken == self._supplied):
             self._supply()
         self._count(numbers, missed)
-        self._unfollowed = layer != self._last_layer
+        shelf.passed = base  # its router has posted: earlier layers have run
+        shelf.pump()
+        shelf.busy = layer != self._last_layer
         return ticket
 
     def restore(self) -> None:
-        """When the device has finished, and all layers were followed: whatever was interrupted is made true again."""
-        shelf, lent = self._shelf, self.lent
+        """When nobody waits for the host: whatever was interrupted is made true again.
+
+        Slots of layers that were not followed hold nobody knows what: the tickets are gone, and the slots are free.
+        """
+        shelf = self._shelf
+        shelf.copier.drain()
+        self.taken = int(self.head.item())
+        lent = self.lent
         shelf.clear()
         shelf.table.mend(lent)
         for number, expert in enumerate(shelf.experts):
@@ -117,13 +136,6 @@ class SlotRing:
             shelf.copier.write(self._first + ENTRY_BYTES * (ticket % RING), shelf.memory.addresses[slot])
         shelf.copier.write(self._tail, self._supplied)
         shelf.copier.drain()
-        self._unfollowed = False
-
-    def _resume(self) -> None:
-        """A step was interrupted, and so was what mends that: slots that were taken since hold nobody knows what."""
-        self._shelf.copier.drain()
-        self.taken = int(self.head.item())
-        self.restore()
 
     def check(self) -> None:
         """When the device has finished and every step was followed: both sides say the same."""
@@ -142,8 +154,12 @@ class SlotRing:
         assert ticket == self.taken < self._supplied, f"ticket {ticket} of {self._supplied}, {self.taken} are taken"
         shelf, slot = self._shelf, self._slots[ticket % RING]
         if shelf.here[number] and shelf.table.slots_of([number]) != [slot]:
-            shelf.table.give_back(slot)  # its entry was on its way when the router looked: it has come twice
+            # Its entry was on its way when the router looked: it has come twice. The slot is the next to be lent:
+            # nobody but a later kernel may write there, after the one that is about to.
+            shelf.table.give_back(slot)
         else:
+            if number in shelf.moving:  # a guess, and too late
+                shelf.cut(number)
             shelf.table.adopt(number, slot)
             shelf.copier.write(shelf.memory.entries[number], shelf.memory.addresses[slot])
             shelf.here[number] = 1
@@ -156,7 +172,7 @@ class SlotRing:
         wanted = self._most - (self._supplied - self.taken)
         if table.nominees < wanted and table.free_slots + len(table.lingering) < wanted:
             table.nominate(max(wanted, NOMINEES), shelf.now)
-        for slot in shelf.lend(wanted, self._adopted):
+        for slot in shelf.lend(wanted, {*self._adopted, *shelf.guessed}):
             at = self._supplied % RING
             self._slots[at] = slot
             self._supplied += 1

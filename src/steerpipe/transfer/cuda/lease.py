@@ -43,12 +43,20 @@ class CudaLease:
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """After an error all is mended; if that is interrupted too, the shelf stays busy, and who comes next mends."""
         try:
-            self._end()
-            if kind is None and self._begun:
-                self._leave(self._layer, len(self._routed))
-        finally:
-            self._shelf.recover()
+            if kind is None:
+                self._end()
+                if self._begun:
+                    self._leave(self._layer, len(self._routed))
+                self._shelf.pump()
+            else:
+                self._shelf.mend()
+        except BaseException:  # an interrupt as well
+            self._shelf.mend()
+            self._shelf.busy = False
+            raise
+        self._shelf.busy = False
 
     def _end(self) -> None:
         shelf = self._shelf
@@ -68,6 +76,7 @@ class CudaLease:
         assert not self._begun, "the waves of a lease come once"
         self._begun = True
         self._shelf.meet()
+        self._shelf.passed = len(self._shelf.experts)  # marks stand for all that is read
         self._shelf.land(wait=False)
         self._classify()
         self._ask()
@@ -80,6 +89,9 @@ class CudaLease:
     def _classify(self) -> None:
         """Every expert to its first place, counted."""
         shelf, table, tally = self._shelf, self._shelf.table, self._shelf.tally
+        if shelf.moving:
+            shelf.hasten([number for number in self._routed if number in shelf.moving])
+            shelf.settle_marked()
         tally.leases += 1
         tally.leased += len(self._routed)
         kept = self._routed if self._kept is None else [number for number in self._routed if number in self._kept]

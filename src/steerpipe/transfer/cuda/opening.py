@@ -1,8 +1,9 @@
 """From a pack to blocks in pinned memory: as many as the budget holds, a ring over RAM and disk for the others."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 from steerpipe.core.geometry import SMALLEST_SLOTS
 from steerpipe.store.progress import Progress
@@ -39,6 +40,11 @@ def layer_blocks(pack: Pack) -> dict[int, LayerBlocks]:
     }
 
 
+def default_transient_limit(slots: int, layers: Mapping[int, LayerBlocks]) -> int:
+    """How many slots a prompt may pass through: two layers of experts, at most half of the slots."""
+    return max(SMALLEST_SLOTS, min(slots // 2, 2 * max(each.experts for each in layers.values())))
+
+
 def open_backing(
     pack: Pack, copier: Copier, driver: Driver | None, *, pinned_bytes: int, ram_bytes: int, readers: int,
     progress: Progress, wrap: Callable[[Link], Link] | None,
@@ -60,17 +66,19 @@ def open_backing(
     below = wrap(disk) if wrap else disk
     link, counted = below, ReadTally()
     fetcher = Fetcher(pack, below, counted)
-    try:
-        arena = (
-            _fill(fetcher, [addresses[each] for each in pinned], stride, driver, readers, progress) if pinned else None
-        )
+    with ExitStack() as undo:
+        undo.callback(lambda: link.close())  # whichever it is by then
+        arena = slabs = None
+        if pinned:
+            arena = _fill(fetcher, [addresses[each] for each in pinned], stride, driver, readers, progress)
+            undo.callback(arena.close)
         if min(ram_bytes // stride, len(others)) >= SMALLEST_SLOTS:
             link = _ram_tier(fetcher, [addresses[each] for each in others], ram_bytes)
             fetcher = Fetcher(pack, link, counted)
-        slabs = PinnedArena(readers * SLABS_PER_READER * stride, driver) if others else None
-    except BaseException:
-        link.close()
-        raise
+        if others:
+            slabs = PinnedArena(readers * SLABS_PER_READER * stride, driver)
+            slabs.pin()
+        undo.pop_all()
 
     def fetch(number: int, slab: Slab) -> None:
         fetcher.fetch(addresses[number], slab)
@@ -82,7 +90,6 @@ def open_backing(
 
     ring = None
     if slabs is not None:
-        slabs.pin()
         ring = Ring(fetch, slabs.slabs(stride), copier, readers)
     return PinnedBacking(arena, pinned, stride, ring=ring, slabs=slabs, reads=reads, close_link=link.close)
 

@@ -29,6 +29,7 @@ class Ring:
     def __init__(self, fetch: Fetch, slabs: Sequence[Slab], copier: Copier, readers: int = 2) -> None:
         assert slabs, "a ring without slabs"
         self.slabs = len(slabs)
+        self._all = tuple(slabs)
         self._fetch = fetch
         self._copier = copier
         lock = threading.RLock()  # a collected source closes itself, perhaps inside one of these methods
@@ -37,6 +38,7 @@ class Ring:
         self._demanded: dict[int, None] = {}  # in the order of arrival
         self._guessed: dict[int, None] = {}
         self._reading: dict[int, bool] = {}  # → whether it is still wanted
+        self._read_into: dict[int, Slab] = {}  # by the same numbers
         self._landed: deque[Landed] = deque()
         self._copying: deque[tuple[Mark, Slab]] = deque()
         self._closed = False
@@ -98,6 +100,19 @@ class Ring:
         with self._work:
             self._freed(slab)
 
+    def mend(self, after: Mark) -> None:
+        """After an interrupt: nothing is wanted, and slabs that somebody lost are free once `after` has passed."""
+        with self._work:
+            self._demanded.clear()
+            self._guessed.clear()
+            self._reading.update(dict.fromkeys(self._reading, False))
+            while self._landed:
+                self._copying.append((after, self._landed.popleft().slab))
+            known = [*self._free, *self._read_into.values(), *(each.slab for each in self._landed)]
+            known += [slab for _, slab in self._copying]
+            found = {id(slab) for slab in known}
+            self._copying.extend((after, slab) for slab in self._all if id(slab) not in found)
+
     def check_integrity(self) -> None:
         """When nothing is outstanding and all copies are done: every slab is free."""
         self._recycle()
@@ -156,7 +171,8 @@ class Ring:
                     number = next(iter(queue))
                     del queue[number]
                     self._reading[number] = True
-                    return number, self._free.pop()
+                    self._read_into[number] = self._free.pop()
+                    return number, self._read_into[number]
                 self._work.wait()
         return None
 
@@ -167,6 +183,7 @@ class Ring:
         except TransferError as problem:
             error = problem
         with self._work:
+            del self._read_into[number]
             if self._reading.pop(number):
                 self._landed.append(Landed(number, slab, error))
             else:

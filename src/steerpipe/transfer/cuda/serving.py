@@ -17,11 +17,12 @@ class Server:
 
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
+        self._last_layer = list(shelf.base)[-1]
 
     def serve(self, layer: int, routed: Sequence[int], keep: Collection[int] | None) -> None:
         """Copies first: what is touched, counted and prepared comes when they are queued."""
         shelf, table, tally = self._shelf, self._shelf.table, self._shelf.tally
-        shelf.served = True
+        shelf.served = shelf.busy = True
         base, here = shelf.base[layer], shelf.here
         numbers = [base + index for index in routed]
         missing = {number: None for number in numbers if not here[number]}
@@ -38,17 +39,30 @@ class Server:
             self._await(waiting)
         if table.nominees < len(numbers) and table.free_slots + len(table.lingering) < len(numbers):
             table.nominate(NOMINEES + len(numbers), shelf.now)
+        shelf.passed = base  # its router has posted: earlier layers have run
+        shelf.pump()
+        shelf.busy = layer != self._last_layer
+
+    def end(self) -> None:
+        """Before the device is waited for at the end of everything: nobody may wait for us then."""
+        if self._shelf.busy:
+            self.release()
 
     def release(self) -> None:
-        """Nobody waits any more: every entry has an address until the device has finished, then the table is true."""
+        """Nobody waits any more: every entry has an address until the device has finished, then the table is true.
+
+        The shelf is busy until the caller has done all that he has to.
+        """
         shelf = self._shelf
-        shelf.recover()
-        missing = [number for number, here in enumerate(shelf.here) if not here]
-        for number in missing:
-            shelf.copier.write(shelf.memory.entries[number], shelf.memory.zeros)
+        shelf.busy = True
+        for number, here in enumerate(shelf.here):
+            if not here:
+                shelf.copier.write(shelf.memory.entries[number], shelf.memory.zeros)
         shelf.copier.drain()
-        for number in missing:
-            shelf.copier.write(shelf.memory.entries[number], shelf.memory.absent[number])
+        for number, here in enumerate(shelf.here):
+            if not here:
+                shelf.copier.write(shelf.memory.entries[number], shelf.memory.absent[number])
+        shelf.mend()
         shelf.copier.drain()
 
     def check_table(self) -> None:
@@ -67,6 +81,11 @@ class Server:
         shelf, table = self._shelf, self._shelf.table
         waiting: list[int] = []
         absent = missing
+        if shelf.moving and (guessed := [number for number in missing if number in shelf.moving]):
+            shelf.hasten(guessed)
+            for number in guessed:
+                shelf.tally.of[shelf.use(number, transient=number not in kept)].late += 1
+            absent = missing = [number for number in missing if number not in guessed]
         if shelf.loading:
             absent = [number for number in missing if number not in shelf.loading]
             for number in set(missing) - set(absent):
@@ -91,18 +110,17 @@ class Server:
         return waiting
 
     def _await(self, waiting: Sequence[int]) -> None:
+        """Until the ring has brought them. After an error `release` gives the pins up."""
         shelf, table = self._shelf, self._shelf.table
         for number in waiting:
             table.pin(shelf.experts[number])  # so that an error finds us
-        try:
-            while any(number in shelf.loading for number in waiting):
-                shelf.land(wait=True)
-                for number in waiting:
-                    if number in shelf.broken:
-                        raise shelf.broken[number]
-        finally:
+        while any(number in shelf.loading for number in waiting):
+            shelf.land(wait=True)
             for number in waiting:
-                shelf.let_go(number)
+                if number in shelf.broken:
+                    raise shelf.broken[number]
+        for number in waiting:
+            shelf.let_go(number)
 
     def _claim(self, numbers: Iterable[int], kept: Collection[int]) -> int:
         """Experts that were guessed, or lay there from a prompt, are the cache's from now on; how many were guessed."""

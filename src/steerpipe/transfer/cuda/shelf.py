@@ -1,141 +1,49 @@
-"""The state that leases and serving share: who lies in which slot, what is queued on the copy stream, who reads what.
+"""The state that leases and serving share: `Guesses` over `Stock`, what the ring brings, and how all is mended.
 
-Decisions are those of `store.residency` and `store.policies`; here they become operations in stream order. For a group
-of experts that come: entries of the victims := absent, the blocks one behind the other, their own entries := addresses.
-The link pauses for a word between two blocks, so there are few such places. One thread; nothing waits but `land`.
+One thread; nothing waits but `land`.
 """
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from steerpipe.core.errors import TransferError
 from steerpipe.store.lending import LendingTable
 from steerpipe.store.residency import Residency
-from steerpipe.transfer.counters import Tally
 from steerpipe.transfer.cuda.backing import Backing, LayerBlocks
-from steerpipe.transfer.cuda.copier import Copier, Mark
+from steerpipe.transfer.cuda.copier import Copier
+from steerpipe.transfer.cuda.guesses import Guesses
 from steerpipe.transfer.cuda.memory import BlockMemory
+from steerpipe.transfer.cuda.stock import GROUP
 from steerpipe.transfer.queue import Reason
 
-GROUP = 16  # copies that share a mark: a wave of a prompt
+__all__ = ["GROUP", "Shelf"]
 
 
-class Shelf:
-    """See above. Experts go by their numbers. READY is meant in stream order: the copy is queued.
+class Shelf(Guesses):
+    """See above. `busy`: a lease, a served step or something else has begun and has not ended.
 
-    A READY expert is there for whatever the copy stream does next; `arrivals` says after which mark it is there for
-    the computing stream, and `readers` after which mark its slot may be written.
+    Whoever finds it busy came after an interrupt that nobody mended, and calls `Server.release` first.
     """
 
     def __init__(
         self, layers: Mapping[int, LayerBlocks], backing: Backing, memory: BlockMemory, copier: Copier,
         table: LendingTable, transient_limit: int,
     ) -> None:  # fmt: skip
-        self.backing, self.memory, self.copier, self.table = backing, memory, copier, table
-        self.experts = table.experts
-        self.transient_limit = transient_limit
-        self.tally = Tally()
-        self.now = 0  # tokens
-        self.base: dict[int, int] = {}  # number of each layer's first expert
-        self.here = bytearray(len(self.experts))  # whether an expert is READY
-        self.arrivals: list[Mark | None] = [None] * memory.slots  # None: there already
-        self.readers: list[Mark | None] = [None] * memory.slots  # None: nobody reads
-        self.guessed: dict[int, Reason] = {}  # brought by a guess and not used yet
-        self.loading: dict[int, Reason] = {}  # sent for by the ring
+        super().__init__(layers, backing, memory, copier, table, transient_limit)
+        self.busy = False
+        self.sent: list[int] = []  # ahead of their layer, and pinned until it comes
         self.broken: dict[int, TransferError] = {}  # LOADING, could not be had, and still pinned by who wants it
-        self.served = False  # kernels may read slots that no mark of a reader stands for
-        self._begun: dict[int, None] = {}  # have slots, and were not sent for yet
-        self._given: list[int] = []  # slots, to be cleared before the next copy
-        self._evicted: list[int] = []  # out of them
-        self._queued: list[int] = []  # copied, to be READY when their entries follow
-        self._sizes: list[int] = []
-        for layer, each in layers.items():
-            self.base[layer] = len(self._sizes)
-            self._sizes += [each.block_bytes] * each.experts
-        self.places = [backing.locate(number) for number in range(len(self.experts))]  # in pinned memory; 0: the ring's
-
-    @property
-    def has_room(self) -> bool:
-        """More free slots than a prompt passes through: then nothing that comes is worth dropping."""
-        return self.table.free_slots > self.transient_limit
-
-    def order(self, number: int) -> tuple[bool, int, int]:
-        """What is copied first: the pinned by address, then what the ring brings, by number."""
-        return (not self.places[number], self.places[number], number)
-
-    def begin(self, number: int, reason: Reason, *, transient: bool, sparing: Collection[int] = ()) -> bool:
-        """Gives an ABSENT expert a slot, for `fetch` to clear and fill. False: no slot can be had now."""
-        placement = self.table.begin(
-            self.experts[number], transient=transient, now=self.now, speculative=reason is not Reason.DEMAND,
-            sparing=sparing,
-        )  # fmt: skip
-        if placement is not None:
-            self._begun[number] = None
-            self._given.append(placement.slot)
-            if placement.evicted is not None:
-                self._evicted.append(self.base[placement.evicted.layer] + placement.evicted.expert)
-        return placement is not None
-
-    def fetch(self, numbers: Sequence[int], reason: Reason) -> None:
-        """Follows `begin`: copies from pinned memory, READY at the next `settle`; else the ring brings the blocks."""
-        self.clear()
-        for number, slot in zip(numbers, self.table.slots_of(numbers), strict=True):
-            if reason is not Reason.DEMAND:
-                self.guessed[number] = reason
-            if source := self.places[number]:
-                self._copy(number, slot, source, reason)
-            else:
-                assert self.backing.ring is not None, f"{self.experts[number]} lies nowhere"
-                self.loading[number] = reason
-                self.backing.ring.send_for(number, urgent=reason is Reason.DEMAND)
-            del self._begun[number]
-
-    def send(self, numbers: list[int], *, transient: bool) -> list[int]:
-        """Sends for ABSENT experts that nobody waits for yet, as far as there are slots; who is coming.
-
-        Kernels that are queued from now on find none of the evicted in the table: a served step would read on where
-        the copies are going. So entries are cleared first, for which the computing stream waits; the blocks follow.
-        """
-        self.meet()
-        slots, evicted = self.table.begin_many(numbers, transient=transient, now=self.now, speculative=True)
-        coming = numbers[: len(slots)]
-        self._begun.update(dict.fromkeys(coming))
-        self._given += slots
-        self._evicted += evicted
-        self.clear()
-        if coming:
-            self.copier.join(self.copier.copied())
-        for first in range(0, len(coming), GROUP):
-            self.fetch(coming[first : first + GROUP], Reason.PREFETCH)
-            self.settle_marked()
-        return coming
 
     def demand(self, number: int, *, transient: bool, sparing: Collection[int] = ()) -> bool:
         """`begin`, at the cost of guesses that are on their way where no slot is to be had. `fetch` follows."""
         transient = transient and not self.has_room
         while not (begun := self.begin(number, Reason.DEMAND, transient=transient, sparing=sparing)):
-            guess = next(
-                (each for each in reversed(self.guessed) if each in self.loading and not self._pins(each)), None
-            )
+            under_way = (each for each in reversed(self.guessed) if each in self.loading or each in self.moving)
+            guess = next((each for each in under_way if not self._pins(each)), None)
             if guess is None:
                 break
             self.cut(guess)
         return begun
-
-    def lend(self, count: int, sparing: Collection[int]) -> list[int]:
-        """Up to `count` slots without owners, cleared for who is told of them over the copy stream."""
-        slots: list[int] = []
-        while len(slots) < count and (place := self.table.reserve(self.now, sparing) or self.table.reserve(self.now)):
-            slots.append(place.slot)
-            self._given.append(place.slot)
-            if place.evicted is not None:
-                self._evicted.append(self.base[place.evicted.layer] + place.evicted.expert)
-        self.clear()
-        return slots
-
-    def size_of(self, number: int) -> int:
-        """Bytes of its block."""
-        return self._sizes[number]
 
     def use(self, number: int, *, transient: bool) -> Reason:
         """An expert that has a slot is wanted: says who brought it, a guess once, demand ever after."""
@@ -153,66 +61,6 @@ class Shelf:
             numbers if kept is None or self.has_room else [number for number in numbers if number in kept]
         )
         return [self.guessed.pop(number, Reason.DEMAND) for number in numbers]
-
-    def settle(self) -> list[int]:
-        """What was copied is READY, kernels may wait for its entries; its slots."""
-        write, entries, addresses = self.copier.write, self.memory.entries, self.memory.addresses
-        slots = self.table.slots_of(self._queued)
-        for number, slot in zip(self._queued, slots, strict=True):
-            write(entries[number], addresses[slot])
-            self.here[number] = 1
-        self.table.finish_many(self._queued)
-        self._queued.clear()
-        return slots
-
-    def settle_marked(self) -> Mark | None:
-        """`settle` for who does not wait for entries: what was copied is there after that mark; None: nothing was."""
-        if not self._queued:
-            return None
-        slots = self.settle()
-        mark = self.copier.copied()
-        for slot in slots:
-            self.arrivals[slot] = mark
-        return mark
-
-    def recover(self) -> None:
-        """After an interrupt: what has a slot and was not sent for loses it; what was evicted or copied is so."""
-        if not self._begun and not self._given and not self._queued:
-            return
-        self.clear()
-        for number in self._begun:
-            if number not in self._queued and number not in self.loading:
-                self.table.abandon(self.experts[number])
-        self._begun.clear()
-        self.settle_marked()
-        self.copier.join(self.copier.copied())
-
-    def there(self, slots: Iterable[int]) -> list[Mark | None]:
-        """After which mark the READY expert of each slot is there; None: it is there now."""
-        arrivals, passed = self.arrivals, {}
-        found = [arrivals[slot] for slot in slots]
-        for mark in found:
-            if mark is not None and mark.ordinal not in passed:
-                passed[mark.ordinal] = self.copier.passed(mark)
-        return [None if mark is None or passed[mark.ordinal] else mark for mark in found]
-
-    def meet(self) -> None:
-        """Before leases that follow served layers: each stream goes on where the other one stands."""
-        if self.served:
-            self.copier.follow(self.copier.computed())
-            self.copier.join(self.copier.copied())
-            self.served = False
-
-    def read(self, numbers: Sequence[int]) -> None:
-        """Pinned experts were read by all that is queued on the current stream; they are unpinned."""
-        if not numbers:
-            return
-        mark = self.copier.computed()
-        for slot in self.table.slots_of(numbers):
-            self.readers[slot] = mark
-        self.table.unpin_many(numbers)
-
-    # --- what comes over the ring
 
     def land(self, *, wait: bool) -> None:
         """Queues the copies of blocks that have come. With `wait`, comes back when one has come at least."""
@@ -238,6 +86,12 @@ class Shelf:
         for slab in slabs:
             ring.give_back(slab, mark)
 
+    def pump(self) -> None:
+        """Also queues the copies of blocks that the ring has brought for guesses."""
+        if self.loading:
+            self.land(wait=False)
+        super().pump()
+
     def let_go(self, number: int) -> None:
         """Takes one pin of a LOADING expert away. What nobody waits for any more is cut."""
         expert = self.experts[number]
@@ -247,6 +101,9 @@ class Shelf:
 
     def cut(self, number: int) -> None:
         """A LOADING, unpinned expert is not wanted any more, or cannot be had."""
+        if number in self.moving:
+            super().cut(number)
+            return
         reason = self.loading.pop(number)
         if self.broken.pop(number, None) is None:
             assert self.backing.ring is not None, "only a ring loads"
@@ -255,36 +112,49 @@ class Shelf:
         self.guessed.pop(number, None)
         self.table.abandon(self.experts[number])
 
-    # --- inside
+    def mend(self) -> None:
+        """After an interrupt, wherever it came; no lease goes on. Nothing is held, and who has a slot has its block.
 
-    def clear(self) -> None:
-        """Slots that were given may be written by what is queued now, and nobody finds the old blocks any more."""
-        readers: dict[int, Mark] = {}  # the last of each stream
-        for slot in self._given:
-            if (reader := self.readers[slot]) is not None:
-                last = readers.get(reader.stream)
-                if last is None or last.ordinal < reader.ordinal:
-                    readers[reader.stream] = reader
-                self.readers[slot] = None
-            self.arrivals[slot] = None
-        for reader in readers.values():
-            self.copier.follow(reader)
-        for number in self._evicted:
-            self.copier.write(self.memory.entries[number], self.memory.absent[number])
-            self.here[number] = 0
+        What the ring was to bring is given up; what was copied is READY; the others that were given slots lose them.
+        Nothing on the computing stream may be waiting for an entry. May be interrupted and called again.
+        """
+        self.copier.follow(self.copier.computed())  # who was evicted may be in use, and the mark of that is lost
+        self.sent.clear()
+        self.forget_guesses()
+        self.loading.clear()
+        self.broken.clear()
+        self.clear()
+        self.table.mend(set(self.table.reserved))
+        queued = set(self._queued)
+        for number, expert in enumerate(self.experts):
+            self._mend(number, queued, self.table.state(expert))
+        self._begun.clear()
+        self._queued.clear()
+        self.served = True  # kernels may read what no mark stands for
+        mark = self.copier.copied()
+        self.copier.join(mark)
+        if self.backing.ring is not None:
+            self.backing.ring.mend(mark)
+        counts = self.tally
+        counts.leased = counts.misses + sum(each.hits + each.late for each in counts.of.values())
+
+    def _mend(self, number: int, queued: set[int], state: Residency) -> None:
+        """One expert: its state, its entry and `here` say the same."""
+        expert, entry = self.experts[number], self.memory.entries[number]
+        if state is Residency.LOADING and number not in queued:
+            self.table.abandon(expert)
+        elif state is Residency.LOADING or (state is Residency.READY and not self.here[number]):
+            slot = self.table.slot(expert)
+            self.copier.write(entry, self.memory.addresses[slot])
+            self.arrivals[slot] = self.copier.copied()
+            self.here[number] = 1
+            if state is Residency.LOADING:
+                self.table.finish(expert)
+        if state is not Residency.READY and number not in queued:
             self.guessed.pop(number, None)
-        self.tally.evictions += len(self._evicted)
-        self._given.clear()
-        self._evicted.clear()
-
-    def _copy(self, number: int, slot: int, source: int, reason: Reason) -> None:
-        """READY when its entry follows, at the next `settle`."""
-        size_bytes = self._sizes[number]
-        self.copier.copy(source, self.memory.addresses[slot], size_bytes)
-        self._queued.append(number)
-        counts = self.tally.of[reason]
-        counts.transfers += 1
-        counts.read_bytes += size_bytes
+            if self.here[number]:
+                self.copier.write(entry, self.memory.absent[number])
+                self.here[number] = 0
 
     def _fail(self, number: int, error: TransferError) -> None:
         self.tally.failures += 1

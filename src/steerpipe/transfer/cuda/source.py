@@ -3,10 +3,8 @@
 On a CPU (`device` cpu, HostCopier) it is the same with everything done at once: for tests and Triton's interpreter.
 """
 
-import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -14,7 +12,7 @@ import torch
 from torch import Tensor
 
 from steerpipe.core.blocks import BlockForm
-from steerpipe.core.errors import ConfigError, SteerpipeError, TransferError
+from steerpipe.core.errors import ConfigError
 from steerpipe.core.geometry import SMALLEST_SLOTS
 from steerpipe.core.ids import ExpertId
 from steerpipe.store.lending import LendingTable
@@ -22,27 +20,23 @@ from steerpipe.store.policies import Policy, make_policy
 from steerpipe.store.progress import Progress, silent
 from steerpipe.store.reader import Pack
 from steerpipe.store.residency import Residency
-from steerpipe.transfer.counters import LadderCounters
 from steerpipe.transfer.cuda.ahead import LayerAhead
-from steerpipe.transfer.cuda.backing import Backing, LayerBlocks, number_experts
+from steerpipe.transfer.cuda.backing import Backing, LayerBlocks, number_experts, shut
 from steerpipe.transfer.cuda.copier import Copier, PacedCopier
-from steerpipe.transfer.cuda.landing import LEAST_SLOTS, SlotRing, supply_of
+from steerpipe.transfer.cuda.guesses import CHUNK_BYTES
+from steerpipe.transfer.cuda.landing import LEAST_SLOTS, SlotRing, can_land
 from steerpipe.transfer.cuda.lease import CudaLease
 from steerpipe.transfer.cuda.loading import load_all
 from steerpipe.transfer.cuda.memory import BlockMemory
-from steerpipe.transfer.cuda.opening import layer_blocks, open_backing
+from steerpipe.transfer.cuda.opening import default_transient_limit, layer_blocks, open_backing
+from steerpipe.transfer.cuda.predicted import Predicted
 from steerpipe.transfer.cuda.serving import Server
 from steerpipe.transfer.cuda.shelf import Shelf
 from steerpipe.transfer.cuda.stream import CudaCopier, copier_for
-from steerpipe.transfer.link import Link, LinkRate
+from steerpipe.transfer.link import Link
 
 
-def default_transient_limit(slots: int, layers: Mapping[int, LayerBlocks]) -> int:
-    """How many slots a prompt may pass through: two layers of experts, at most half of the slots."""
-    return max(SMALLEST_SLOTS, min(slots // 2, 2 * max(each.experts for each in layers.values())))
-
-
-class CudaSource:
+class CudaSource(Predicted):
     """A BlockSource. One thread. `close` it, or use it as a context manager; collection closes it too.
 
     Tokens (the policy's clock) are counted by the first MoE layer that is leased or served: one step of the engine is
@@ -53,6 +47,7 @@ class CudaSource:
         self, layers: Mapping[int, LayerBlocks], backing: Backing, *, slots: int, device: torch.device,
         policy: Policy | str = "lfru", transient_limit: int | None = None, copier: Copier | None = None,
         pace: float | None = None, pack: Pack | None = None, progress: Progress = silent, direct: bool | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:  # fmt: skip
         """Takes backing and copier over: they are closed with the source. `layers` in the model's order.
 
@@ -69,22 +64,24 @@ class CudaSource:
         self.experts = experts
         self.policy = chosen
         self.layers = layers
-        self._close = weakref.finalize(self, _shut, base, backing)  # also when the interpreter ends
+        endings: list[Callable[[], None]] = []  # before the device is waited for
+        close = weakref.finalize(self, shut, base, backing, endings)  # also when the interpreter ends
         self._memory = BlockMemory(layers, slots, device)
         base.drain()  # the zeros are written before anything is copied
         table = LendingTable(experts, slots, chosen, limit, lingers=True)
         paced = PacedCopier(base, pace) if pace else base
-        self._shelf = Shelf(layers, backing, self._memory, paced, table, limit)
+        super().__init__(Shelf(layers, backing, self._memory, paced, table, limit), close)
+        self._shelf.chunk_bytes = chunk_bytes
         self._ahead = LayerAhead(self._shelf, layers)
         self._server = Server(self._shelf)
+        endings.append(self._server.end)
         self._first = next(iter(layers))
-        self._begun = time.perf_counter()
         self._resident = False
         self._landing: SlotRing | None = None
         if slots == len(experts):
             self._load_all(progress)
         elif direct is not False:
-            self._open_landing(device, must=bool(direct), paced=pace is not None)
+            self._open_landing(device, must=bool(direct))
 
     @classmethod
     def open(
@@ -136,7 +133,8 @@ class CudaSource:
 
     def lease(self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None) -> CudaLease:
         """See BlockSource. Does not wait itself."""
-        self._check_open()
+        self._enter()
+        self._shelf.busy = True  # until the lease ends
         self._shelf.now += layer == self._first
         self._ahead.arrive(layer, routed)
         return CudaLease(self._shelf, layer, routed, keep, self._ahead.leave)
@@ -144,8 +142,18 @@ class CudaSource:
     def serves(self, experts_per_layer: int) -> bool:
         """A layer's experts have to be there together, with a slot or two to spare."""
         self._check_open()
-        lent = len(self._shelf.table.reserved)
-        return self._resident or self._memory.slots - lent >= experts_per_layer + SMALLEST_SLOTS
+        shelf = self._shelf
+        enough = self._memory.slots - len(shelf.table.reserved) >= experts_per_layer + SMALLEST_SLOTS
+        return self._resident or (enough and shelf.copier.orders_words)
+
+    def begin(self) -> None:
+        """See BlockSource."""
+        self._enter()
+        copier = self._shelf.copier
+        self._shelf.step_begins()
+        if self._landing is not None:  # an entry that is late would let a layer pass before its newcomers are there
+            copier.join(copier.copied())
+        self._shelf.busy = True  # until the last layer is served
 
     def serve(self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None) -> None:
         """See BlockSource. Waits only for what is not in pinned memory. TransferError: then call `release`."""
@@ -153,7 +161,7 @@ class CudaSource:
         self._shelf.now += layer == self._first
         if self._resident:
             return
-        if self._ahead.sent:
+        if self._shelf.sent:
             self._ahead.drop(set())
         self._server.serve(layer, routed, keep)
 
@@ -162,55 +170,30 @@ class CudaSource:
         self._server.release()
         if self._landing is not None:
             self._landing.restore()
+        self._shelf.busy = False
 
     def warm(self, experts: Iterable[ExpertId]) -> int:
         """Sends for experts that are worth a slot of their own, such as those of the last run; how many are coming.
 
         Waits for nothing; what has to be read first is copied when leases or serving pass by.
         """
-        self._check_open()
+        self._enter()
         shelf = self._shelf
-        absent = [each for each in experts if shelf.table.state(each) is Residency.ABSENT]
-        return len(
-            shelf.send([shelf.base[each.layer] + each.expert for each in dict.fromkeys(absent)], transient=False)
-        )
-
-    def counters(self) -> LadderCounters:
-        """Since the start. The link is that from pinned memory to the device; it is counted, not timed.
-
-        `link_seconds` stays 0, and `stall_seconds` holds only what the host waited for reads: the rest passes on the
-        device, where a clock would cost as much as it measures. `bench` has it.
-        """
-        shelf = self._shelf
-        reads = shelf.backing.reads()
-        shelf.tally.retries, shelf.tally.rereads = reads.retries, reads.rereads
-        copies = sum(counts.transfers for counts in shelf.tally.of.values())
-        return shelf.tally.snapshot(LinkRate(reads=copies), reads.disk, time.perf_counter() - self._begun)
-
-    @property
-    def residents(self) -> list[ExpertId]:
-        """Who is in a slot; `resident` says whether everybody is."""
-        return self._shelf.table.resident()
-
-    @property
-    def tokens(self) -> float:
-        """The policy's clock."""
-        return self._shelf.now
-
-    @property
-    def fast_bytes(self) -> int:
-        """What slots and table take on the device: all of it from the start."""
-        return self._memory.total_bytes
-
-    @property
-    def pinned_bytes(self) -> int:
-        return self._shelf.backing.pinned_bytes
+        absent = [each for each in dict.fromkeys(experts) if shelf.table.state(each) is Residency.ABSENT]
+        shelf.busy = True
+        coming = shelf.send([shelf.base[each.layer] + each.expert for each in absent], transient=False)
+        shelf.busy = False
+        return len(coming)
 
     def check_integrity(self) -> None:
         """When no lease is open: waits until nothing moves, then asserts that nothing is held, lost or miscounted."""
         shelf = self._shelf
+        if self._close.alive:
+            self._enter()
         self._ahead.drop(set())
-        while shelf.loading:
+        while shelf.loading or shelf.moving:
+            shelf.copier.drain()
+            shelf.pump()
             shelf.land(wait=True)
         shelf.copier.drain()
         shelf.table.check_integrity()
@@ -219,11 +202,7 @@ class CudaSource:
         self._server.check_table()
         if self._landing is not None:
             self._landing.check()
-        pinned = [expert for expert in self.experts if shelf.table.pins(expert)]
-        assert not pinned, f"{pinned} are still pinned"
-        assert not shelf.broken, f"{list(shelf.broken)} failed and were never cut"
-        counts = self.counters()
-        assert counts.hits + counts.late + counts.misses == counts.leased, f"the counters do not add up: {counts}"
+        self._check_counts()
 
     def close(self) -> None:
         """After all that is queued: ends threads, unpins, frees. Twice is once."""
@@ -237,15 +216,15 @@ class CudaSource:
     ) -> None:
         self.close()
 
-    def _check_open(self) -> None:
-        if not self._close.alive:
-            raise TransferError("the model has been closed", fix="open it again, and close it after the last answer")
+    def _enter(self) -> None:
+        """Before anything begins: what an interrupt left half done is mended now, if it was not then."""
+        self._check_open()
+        if self._shelf.busy:
+            self.release()
 
-    def _open_landing(self, device: torch.device, *, must: bool, paced: bool) -> None:
+    def _open_landing(self, device: torch.device, *, must: bool) -> None:
         """Lends slots to the device, where it can read every block by itself."""
-        shelf = self._shelf
-        views = [shelf.backing.view(number) for number in range(len(self.experts))]
-        able = all(views) and not paced and supply_of(self._memory.slots) > 0
+        able = can_land(self._shelf)
         if must and not able:
             self.close()
             raise ConfigError(
@@ -253,7 +232,7 @@ class CudaSource:
                 fix="pin all experts (--ram), give slots for four at least, do not slow the link; or serve them",
             )
         if able and (must or (device.type == "cuda" and self._memory.slots >= LEAST_SLOTS)):
-            self._landing = SlotRing(shelf, self._ahead, views, device, self._close)
+            self._landing = SlotRing(self._shelf, self._ahead, self._server, device, self._close)
 
     def _load_all(self, progress: Progress) -> None:
         """Brings every expert; TransferError if one cannot be had. What brought them is not needed any more."""
@@ -264,10 +243,3 @@ class CudaSource:
             raise
         self._shelf.backing.close()
         self._resident = True
-
-
-def _shut(copier: Copier, backing: Backing) -> None:
-    with suppress(SteerpipeError, RuntimeError):  # a GPU that has failed: memory goes back all the same
-        copier.drain()
-    backing.close()
-    copier.close()

@@ -1,0 +1,40 @@
+"""What predictors say to a source on a GPU: the same words as to `transfer.source.LadderSource`."""
+
+from collections.abc import Collection, Iterable
+
+from steerpipe.core.ids import ExpertId
+from steerpipe.transfer.cuda.observed import Observed
+from steerpipe.transfer.queue import Reason
+
+
+class Predicted(Observed):
+    """All of it may be said at any time on the engine's thread, also while a step runs. Nothing waits."""
+
+    def prefetch(self, experts: Iterable[ExpertId], reason: Reason, deadline: float) -> int:
+        """Sends for experts that may be needed; how many are on their way, or will be when a slot can be had.
+
+        A guess is transient until it is used, so wrong ones never hold more slots than the transient limit, and takes
+        no slot of an expert that this step may still use, nor of one that is protected. `deadline` is on
+        `time.perf_counter`: what has not arrived by then is cut.
+        """
+        self._check_open()
+        shelf = self._shelf
+        coming = shelf.guess((self._number(expert) for expert in experts), reason, deadline)
+        if not shelf.busy:  # else the step that runs sends them as its layers pass
+            shelf.busy = True
+            shelf.pump()
+            shelf.busy = False
+        return coming
+
+    def cancel_prefetches(self, experts: Collection[ExpertId], reason: Reason = Reason.PREFETCH) -> None:
+        """Cuts what is still on its way for that reason or a lesser one. What is demanded by now goes on."""
+        self._check_open()
+        self._shelf.withdraw([self._number(expert) for expert in experts], reason)
+
+    def protect(self, experts: Iterable[ExpertId]) -> None:
+        """What is wanted soon: prefetches never evict it, demand only in need. Replaces what was said before."""
+        self._check_open()
+        self._shelf.table.protect(experts)
+
+    def _number(self, expert: ExpertId) -> int:
+        return self._shelf.base[expert.layer] + expert.expert
