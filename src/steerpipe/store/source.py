@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +20,25 @@ def config_digest(raw: Any) -> str:
 
 
 def identify(checkpoint: Checkpoint) -> str:
+    """See `identify_weights`."""
+    return identify_weights(checkpoint.folder, checkpoint.entries)
+
+
+def identify_weights(folder: Path, entries: Mapping[str, TensorEntry]) -> str:
     """Config, header and the first 4 KiB of every tensor: two fine-tunes of one model share headers, not weights.
 
     Reads one page per tensor (18,000 tensors: about a second), not the whole checkpoint.
     """
     found = hashlib.blake2b(digest_size=16)
-    found.update(canonical_json(json.loads((checkpoint.folder / "config.json").read_text(encoding="utf-8"))))
+    found.update(canonical_json(json.loads((folder / "config.json").read_text(encoding="utf-8"))))
     by_file: dict[Path, list[tuple[str, TensorEntry]]] = {}
-    for name, entry in checkpoint.entries.items():
+    for name, entry in entries.items():
         by_file.setdefault(entry.file, []).append((name, entry))
     samples: dict[str, bytes] = {}
-    for file, entries in by_file.items():
-        samples.update(_samples(file, entries))
+    for file, of_file in by_file.items():
+        samples.update(_samples(file, of_file))
     for name in sorted(samples):  # not by file: the same tensors in other shards are the same model
-        entry = checkpoint.entries[name]
+        entry = entries[name]
         found.update(f"\n{name} {entry.dtype} {entry.shape}\n".encode())
         found.update(samples[name])
     return found.hexdigest()

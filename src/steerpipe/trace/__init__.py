@@ -1,0 +1,1 @@
+"""What a model routed, token by token: hooks, files, and what reads them."""
