@@ -3,7 +3,7 @@
 import random
 from itertools import pairwise
 
-from steerpipe.predict.trials import Trials, Verdict
+from steerpipe.predict.trials import WATCH_TOKENS, Trials, Verdict, Watch
 
 
 def run(
@@ -67,3 +67,17 @@ def test_the_first_token_of_a_turn_does_not_count() -> None:
         first = token % 4 == 0
         verdict = trials.observe(100.0 if first else [1.0, 0.5][trials.way])
     assert verdict is not None and verdict.seconds == (1.0, 0.5)
+
+
+def watched(seconds: float, waited: float) -> Watch:
+    watch = Watch()
+    assert [watch.observe(seconds, waited) for _ in range(WATCH_TOKENS)][-2:] == [False, True]
+    return watch
+
+
+def test_what_costs_more_than_it_could_ever_save_is_not_tried() -> None:
+    waits = watched(1.0, 0.3)  # at most .3 s can be hidden, .24 with a usual recall
+    assert waits.promises(0.2) and not waits.promises(0.25)
+    assert not watched(1.0, 0.0).promises(0.0)  # never waits: nothing to save
+    computes_little = watched(1.0, 0.95)  # .05 s of compute hide no more than .05 s of stall
+    assert computes_little.promises(0.02) and not computes_little.promises(0.04)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from steerpipe.core.errors import PeekError
 from steerpipe.core.ids import SequenceId
 from steerpipe.predict.records import Geometry
 from steerpipe.predict.sight import Decision, Sight
@@ -86,6 +87,9 @@ class LiveSight(Sight):
 
     def _there(self, back: int) -> Tensor:
         return self._memory.back(self._past(back))[2]
+
+    def _truth(self) -> Tensor:
+        raise PeekError("the answer does not exist yet: the model is running", fix="use an oracle on traces alone")
 
     def _tokens(self, back: int) -> Tensor:
         step, rows, there = self._memory.back(back)

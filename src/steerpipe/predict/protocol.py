@@ -1,12 +1,12 @@
 """What every predictor is."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from steerpipe.predict.sight import Sight
+from steerpipe.predict.sight import Decision, Sight
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +33,18 @@ class RoutingPredictor(Protocol):
         ...
 
     def cost(self) -> Cost: ...
+
+
+@runtime_checkable
+class AnswersSome(Protocol):
+    """A predictor that answers for these decisions only; others answer for every layer at their horizons."""
+
+    @property
+    def decisions(self) -> Collection[Decision]: ...
+
+
+def answers(predictor: RoutingPredictor, decision: Decision) -> bool:
+    """May it be asked?"""
+    if isinstance(predictor, AnswersSome):
+        return decision in predictor.decisions
+    return decision.horizon in predictor.horizons

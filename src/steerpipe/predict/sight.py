@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from steerpipe.core.errors import PeekError
+from steerpipe.core.errors import InputError, PeekError
 from steerpipe.predict.records import PackedTrace
 
 
@@ -92,6 +92,10 @@ class Sight:
         self._check(layer, back, entering=True)
         return self._state("entering", layer, back)
 
+    def truth(self) -> Tensor:
+        """[R, E] fp32: the answer. For the oracle alone: whoever else asks for it predicts nothing."""
+        return self._truth()
+
     def _check(self, layer: int, back: int, *, entering: bool) -> None:
         first_unseen = self.layer + (1 if self.decision.horizon or entering else 0)
         if back == 0 and layer >= first_unseen:
@@ -121,6 +125,9 @@ class Sight:
         """[R]: rows of the trace; where there is none so far back, some row of the same sequence."""
         return torch.where(self._there(back), self._rows - back, self._rows)
 
+    def _truth(self) -> Tensor:
+        return self._trace.routed(self._rows + self._shift, self.decision.target)
+
     def _tokens(self, back: int) -> Tensor:
         return self._trace.tokens[self._at(back)] * self._there(back)
 
@@ -128,13 +135,14 @@ class Sight:
         return self._trace.experts[self._at(back), layer].long()
 
     def _weights(self, layer: int, back: int) -> Tensor:
-        assert self._trace.weights is not None, "this trace has no weights"
+        if self._trace.weights is None:
+            raise InputError("this trace has no router weights", fix="trace with weights, or give model and prompts")
         return self._trace.weights[self._at(back), layer].float()
 
     def _state(self, which: str, layer: int, back: int) -> Tensor:
-        assert self._trace.states is not None, "this trace has no hidden states"
-        stored = getattr(self._trace.states, which)
-        assert stored is not None, f"this trace has no {which} states"
+        stored = None if self._trace.states is None else getattr(self._trace.states, which)
+        if stored is None:
+            raise InputError(f"this trace has no {which} states", fix="trace with states, or give model and prompts")
         taken: Tensor = stored[self._at(back), layer].float() * self._there(back)[:, None]
         return taken
 

@@ -12,6 +12,8 @@ TURN_TOKENS = 8
 TRIAL_ROUNDS = 4
 FIRST_REST_TOKENS = 256  # between two trials; doubles while they agree
 LONGEST_REST_TOKENS = 4096
+WATCH_TOKENS = 16
+USUAL_RECALL = 0.8  # of the routed experts one layer ahead
 MARGIN = 0.01  # a way has to be better than none by this share: less cannot be told from noise
 
 
@@ -31,6 +33,29 @@ class Verdict:
         rival = min(range(1, len(self.names)), key=lambda way: self.seconds[way])
         change = self.seconds[rival] / none - 1
         return f"prediction does not pay here ({self.names[rival]}: {change:+.0%} per token): off"
+
+
+@dataclass(slots=True)
+class Watch:
+    """A few tokens without prediction: what it could save at most. Perfect forecasts hide the shorter of compute and
+    stall behind the longer.
+    """
+
+    tokens: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+
+    def observe(self, seconds: float, waited: float) -> bool:
+        """One token took so long, of which it stood still for `waited`. True: enough was seen."""
+        self.tokens += 1
+        self.seconds += seconds
+        self.waited += waited
+        return self.tokens >= WATCH_TOKENS
+
+    def promises(self, cost_seconds: float) -> bool:
+        """Whether a predictor that takes so long per token could pay: if not, it is not even tried."""
+        possible = min(self.waited, self.seconds - self.waited) / self.tokens
+        return possible * USUAL_RECALL > cost_seconds + MARGIN * self.seconds / self.tokens
 
 
 class Trials:

@@ -1,0 +1,123 @@
+"""The arena on nano: trained predictors on held-out prompts, on all stated machines. Tables, pictures, page and JSON.
+
+    python benchmarks/arena_nano.py --documents heldout.jsonl.gz --chats chats.json --predictors FOLDER --out FOLDER
+
+The text and the split are those of train_predictors.py, so what is tested here was never trained on. The folder of
+predictors is what that run left behind; those in a folder `shipped` are taken from the package instead. --timings: its
+results.json, whose microseconds (a GPU and a quiet CPU) then stand in the tables instead of this machine's.
+"""
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from benchmarks.predictor_material import CONTEXT, load_nano, read_text
+from steerpipe.arena.contest import Options, run_arena
+from steerpipe.arena.entries import Entry, Role
+from steerpipe.arena.lineup import saved_entries, shipped_reuse, usual_entries
+from steerpipe.arena.machines import stated_machines
+from steerpipe.arena.page import write_page
+from steerpipe.arena.plots import draw_all
+from steerpipe.arena.results import ArenaResult
+from steerpipe.arena.timing import Timing
+from steerpipe.predict.records import TracedSequence, pack_traces
+from steerpipe.runtime.models import find_model
+from steerpipe.trace.live import TokenSequence, read_geometry, trace_texts
+from steerpipe.train.material import Material
+from steerpipe.train.models import routers_of_model
+
+HORIZONS = (0, 1, 2, 3)
+TEXT_TOKENS = 1_600_000  # as train_predictors reads them
+LONGEST = 160
+
+
+def traced(model: PreTrainedModel, sequences: list[TokenSequence], tokens: int) -> list[TracedSequence]:
+    """The first `tokens` tokens, each text cut to LONGEST: more prompts say more than long ones."""
+    kept, total = [], 0
+    for sequence in sequences:
+        if total >= tokens:
+            break
+        part = TokenSequence(sequence.prompt, sequence.tokens[:LONGEST], min(sequence.prompt_tokens, LONGEST))
+        kept.append(part)
+        total += len(part.tokens)
+    order = {each.prompt: number for number, each in enumerate(kept)}
+    done = trace_texts(model, kept, states=True, state_dtype=torch.float32, max_tokens=CONTEXT)
+    return sorted(done, key=lambda each: order[each.prompt])  # documents and chats mixed, as they were drawn
+
+
+def with_timings(result: ArenaResult, entries: list[Entry], results: dict[str, Any]) -> ArenaResult:
+    """The microseconds of train_predictors' machine, by the file that each entry's shortest horizon came from."""
+    timed = []
+    for entry, found in zip(entries, result.entries, strict=True):
+        file = entry.files.get(min(entry.by_horizon))
+        cell = results["timings"].get(file.stem, {}) if file is not None else {}
+        cpu, gpu = (Timing(**cell[device]) if device in cell else None for device in ("cpu", "cuda"))
+        timed.append(replace(found, cpu=cpu, gpu=gpu))
+    machine = f"{results['run']['device']} and one core of its host"
+    return replace(result, setting=replace(result.setting, machine=machine), entries=tuple(timed))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--documents", type=Path, required=True)
+    parser.add_argument("--chats", type=Path, required=True)
+    parser.add_argument("--predictors", type=Path, required=True)
+    parser.add_argument("--timings", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--test-tokens", type=int, default=8_000)
+    parser.add_argument(
+        "--control-tokens", type=int, default=8_000, help="training text that the control is counted on"
+    )
+    parser.add_argument("--replay-tokens", type=int, default=450)
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    start = time.monotonic()
+
+    def log(what: str) -> None:
+        print(f"{time.monotonic() - start:6.1f} s  {what}", flush=True)
+
+    model, folder = load_nano("cpu")
+    text = read_text(options.documents, options.chats, folder, TEXT_TOKENS)
+    train, test = traced(model, text.train, options.control_tokens), traced(model, text.test, options.test_tokens)
+    log(f"traced {sum(len(each.tokens) for each in (*train, *test)):,} tokens")
+    geometry, routers = read_geometry(model), routers_of_model(model)
+    material = Material(pack_traces(train, geometry), len(train), int(model.config.vocab_size))
+    pack = find_model(None)
+    files = [file for file in sorted(options.predictors.rglob("*.safetensors")) if file.parent.name != "shipped"]
+    entries: list[Entry] = saved_entries(files, pack, routers, HORIZONS, "cpu")
+    entries += [_at_one(each) for each in usual_entries(material, HORIZONS, "nano") if each.role is not Role.CONTESTANT]
+    machines = stated_machines() if options.replay_tokens else []
+    measured = Options(
+        machines=machines, worth_tokens=options.replay_tokens, jobs=options.jobs,
+        timings=options.timings is None, reuse=shipped_reuse(pack),
+    )  # fmt: skip
+    result = run_arena("nano as shipped", geometry, train, test, entries, measured, progress=log)
+    if options.timings is not None:
+        results = json.loads(options.timings.read_text(encoding="utf-8"))
+        result = with_timings(result, entries, results)
+    write(result, options.out)
+    log("done")
+
+
+def _at_one(entry: Entry) -> Entry:
+    """Bounds and control score the same at every horizon: once is enough."""
+    return replace(entry, by_horizon={1: entry.by_horizon[1]})
+
+
+def write(result: ArenaResult, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    pictures = draw_all(result)
+    for name, svg in pictures.items():
+        (out / f"{name}.svg").write_text(svg, encoding="utf-8")
+    (out / "arena.json").write_text(json.dumps(result.as_json()) + "\n", encoding="utf-8")
+    (out / "arena.html").write_text(write_page(result, pictures), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Stages of train_predictors: counted baselines, and everything that looks at hidden states."""
+
+from functools import partial
+
+from benchmarks.predictor_bench import SHARES, Bench
+from steerpipe.predict.blend import Blend
+from steerpipe.predict.bounds import Oracle, Random
+from steerpipe.predict.estimator import Estimator
+from steerpipe.predict.files import load
+from steerpipe.predict.lookahead import RouterLookahead
+from steerpipe.predict.preattention import Architecture
+from steerpipe.predict.storage import Storage
+from steerpipe.predict.stored import StoredPredictor
+from steerpipe.train.blending import train_blend
+from steerpipe.train.counts import count_affinity, count_frequency, count_previous, count_transition
+from steerpipe.train.losses import ranking_loss, weighted_loss
+from steerpipe.train.material import Material
+from steerpipe.train.recipes import (
+    make_hybrid,
+    train_defaults,
+    train_estimator,
+    train_head,
+    train_lookahead,
+    train_preattention,
+)
+
+RANK, LARGE_RANK = 56, 256
+AHEAD = (1, 2, 3)
+HEAD_STEPS, HEAD_ROWS, HEAD_RATE, LARGE_RATE = 6000, 2048, 6e-3, 5e-3
+
+
+def counted(bench: Bench) -> None:
+    made = {
+        "frequency": bench.train("frequency", lambda m: count_frequency(m.trace)),
+        "previous": bench.train("previous", lambda m: count_previous(m.trace)),
+        "affinity": bench.train("affinity", lambda m: count_affinity(m.trace, m.vocab)),
+        "transition": bench.train("transition", lambda m: count_transition(m.trace)),
+    }
+    for key, predictor in made.items():
+        bench.test_at(key, predictor, AHEAD if key == "transition" else (0, *AHEAD))
+        if key != "affinity":  # 26 MB
+            bench.keep(key, "small", Storage.FLOAT16)
+    for bound in (Oracle(), Random()):
+        bench.test_at(bound.name, bound, (0, *AHEAD))
+
+
+def lookaheads(bench: Bench) -> None:
+    """The gain of default vectors and of the shared expert by layer; learning curve of the vectors."""
+    defaults = train_defaults(bench.material)
+    counts = defaults.counts
+    bench.results["default_vectors"] = {
+        "tokens": bench.material.trace.rows, "unseen_experts": int((counts == 0).sum()),
+        "least_tokens": int(counts.min()), "median_tokens": int(counts.median()),
+    }  # fmt: skip
+    for key, vectors, shared in (
+        ("lookahead", None, False),
+        ("lookahead-defaults", defaults, False),
+        ("lookahead-shared", None, True),
+        ("lookahead-defaults-shared", defaults, True),
+    ):
+        made = bench.train(key, partial(train_lookahead, defaults=vectors, shared=shared))
+        bench.test_at(key, made, (0, *AHEAD) if key == "lookahead" else AHEAD)
+    bench.keep("lookahead-defaults-shared", "shipped", Storage.INT8)
+    for label, share in SHARES.items():
+        if share < 1:
+            part = bench.material.first(share)
+            routers, vectors = part.needed_routers("lookahead"), train_defaults(part)
+            fewer = RouterLookahead(routers, shared=False, defaults=vectors).to(bench.test.device)
+            bench.test_at(f"lookahead-defaults, {label} of the tokens", fewer, (1,))
+
+
+def heads(bench: Bench) -> None:
+    """The ones that ship, before and after storage, with learning curves over the data at the same number of steps."""
+    schedule = bench.schedule(HEAD_STEPS, HEAD_ROWS, HEAD_RATE)
+    for horizon in (1, 0, 2, 3):
+        key = f"head-{horizon}"
+        made = bench.train(key, partial(train_head, horizon=horizon, schedule=schedule, rank=RANK))
+        bench.test_at(key, made, (horizon,))
+        file = bench.keep(key, "shipped", Storage.INT4)
+        shipped = load(file, made.routers, bench.test.device)
+        bench.test_at(f"{key}, as shipped", shipped, (horizon,))
+    _curve(bench, "head-1", RANK, HEAD_RATE)
+
+
+def large_heads(bench: Bench) -> None:
+    """What the rank costs: the same heads, wider."""
+    schedule = bench.schedule(HEAD_STEPS, HEAD_ROWS, LARGE_RATE)
+    for horizon in (1, 2, 3, 0):
+        key = f"head-{horizon}-rank-{LARGE_RANK}"
+        made = bench.train(key, partial(train_head, horizon=horizon, schedule=schedule, rank=LARGE_RANK))
+        bench.test_at(key, made, (horizon,))
+        bench.keep(key, "large", Storage.INT8)
+    _curve(bench, f"head-1-rank-{LARGE_RANK}", LARGE_RANK, LARGE_RATE)
+
+
+def _curve(bench: Bench, key: str, rank: int, rate: float) -> None:
+    """One ahead, over shares of the tokens, a quarter of the steps each."""
+    schedule = bench.schedule(HEAD_STEPS // 4, HEAD_ROWS, rate)
+    for label, share in SHARES.items():
+        make = partial(train_head, horizon=1, schedule=schedule, rank=rank)
+        name = f"{key}, {label} of the tokens"
+        bench.test_at(name, bench.train(name, make, bench.material.first(share)), (1,))
+
+
+def estimators(bench: Bench) -> None:
+    """As published: on the quasi state with default vectors and the exact shared expert."""
+    lookahead = bench.kept["lookahead-defaults-shared"]
+    assert isinstance(lookahead, RouterLookahead)
+    schedule = bench.schedule(1000, 4096, 2e-3)
+    for horizon in AHEAD:
+        make = partial(train_estimator, horizon=horizon, schedule=schedule, width=1024, defaults=lookahead.defaults)
+        estimator: Estimator = bench.train(f"estimator-{horizon}", make)
+        bench.test_at(f"estimator-{horizon}", estimator, (horizon,))
+        hybrid = bench.train(f"hybrid-{horizon}", partial(make_hybrid, estimator), bench.tuning)
+        entry = bench.test_at(f"hybrid-{horizon}", hybrid, (horizon,))
+        entry["drifting_layers"] = list(hybrid.drifting)
+
+
+def preattention(bench: Bench) -> None:
+    """Both published architectures with both losses."""
+    schedule = bench.schedule(600, 4096, 1e-3)
+    for architecture in Architecture:
+        for name, loss in (("ranking", ranking_loss), ("weighted", weighted_loss)):
+            key = f"preattention-{architecture}-{name}"
+            make = partial(train_preattention, schedule=schedule, architecture=architecture, loss=loss)
+            bench.test_at(key, bench.train(key, make), (0,))
+
+
+def blends(bench: Bench) -> None:
+    """Head, lookahead, and what history and the token alone say; the weights are learnt on the tuning part."""
+    for horizon in AHEAD:
+        names = (f"head-{horizon}", "lookahead-defaults-shared", "previous", "affinity", "transition")
+        parts = [bench.kept[name] for name in names]
+
+        make = partial(_blend, parts=parts, horizon=horizon)
+        blend = bench.train(f"blend-{horizon}", make, bench.tuning)
+        entry = bench.test_at(f"blend-{horizon}", blend, (horizon,))
+        entry["parts"] = list(names)
+        entry["weights"] = [[round(float(w), 4) for w in row] for row in blend.weights]
+
+
+def _blend(material: Material, parts: list[StoredPredictor], horizon: int) -> Blend:
+    return train_blend(parts, material.trace, horizon)

@@ -1,0 +1,87 @@
+"""Predictors on disk: one safetensors file each, its kind and config in the metadata. Nothing is ever unpickled."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+
+from steerpipe.core.errors import DamagedFileError, InputError
+from steerpipe.predict.kinds import class_of
+from steerpipe.predict.routers import Routers
+from steerpipe.predict.storage import Storage, restored, stored
+from steerpipe.predict.stored import StoredPredictor, Training
+
+SCHEMA = 1
+
+
+def save(predictor: StoredPredictor, path: Path, storage: Storage = Storage.EXACT) -> int:
+    """Writes `path` whole or not at all, and returns its bytes."""
+    said = {"schema": SCHEMA, "kind": predictor.kind, "config": predictor.config(), "training": None}
+    if predictor.training is not None:
+        said["training"] = asdict(predictor.training)
+    content = to_bytes(stored(predictor.tensors(), storage), {"steerpipe": json.dumps(said, sort_keys=True)})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return len(content)
+
+
+def load(path: Path, routers: Routers | None = None, device: torch.device | str = "cpu") -> StoredPredictor:
+    """`routers` of the model that it was trained for, on `device`: needed by the kinds that apply them."""
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is not a dict
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist", fix="train a predictor first: steerpipe train") from None
+    except (SafetensorError, OSError) as problem:
+        raise DamagedFileError(f"{path} is damaged: {problem}", fix="copy the file again, or train it again") from None
+    said = _read_metadata(path, metadata)
+    try:
+        predictor = class_of(said["kind"]).restore(said["config"], restored(tensors), routers)
+        predictor.training = None if said["training"] is None else Training(**said["training"])
+    except (KeyError, TypeError, ValueError, RuntimeError) as problem:
+        raise DamagedFileError(
+            f"{path} is no {said['kind']} predictor: {problem}", fix="copy the file again, or train it again"
+        ) from None
+    _check_fit(path, predictor, routers)
+    return predictor
+
+
+def _read_metadata(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+    try:
+        said = json.loads(metadata["steerpipe"])
+        schema = said["schema"]
+        complete = {"kind", "config", "training"} <= said.keys()
+    except (KeyError, TypeError, ValueError, AttributeError):
+        complete, schema, said = False, None, {}
+    if schema is not None and schema != SCHEMA:
+        raise InputError(
+            f"{path} has schema {schema}, this version reads {SCHEMA}", fix="train it again with this version"
+        )
+    if not complete:
+        raise InputError(f"{path} is no predictor", fix="give a file that `steerpipe train` wrote")
+    return dict(said)
+
+
+def _check_fit(path: Path, predictor: StoredPredictor, routers: Routers | None) -> None:
+    """A predictor of another model would index past its tables, or answer nonsense."""
+    table = predictor.tensors().get("calibration.scale")
+    if routers is not None and table is not None and table.shape[1] != routers.layers:
+        raise InputError(
+            f"{path} was trained for {table.shape[1]} MoE layers, this model has {routers.layers}",
+            fix="train a predictor for this model",
+        )

@@ -1,0 +1,70 @@
+"""A reuse forecast on disk: one safetensors file, 16-bit tensors, what it is in the metadata. Nothing is unpickled."""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+
+from steerpipe.core.errors import ConfigError, DamagedFileError, InputError
+from steerpipe.predict.reuse import ReuseForecast
+from steerpipe.predict.stored import Training
+
+KIND = "reuse"
+NAME = "reuse.safetensors"  # in a folder of predictors
+_SCHEMA = 1
+
+
+def save_reuse(forecast: ReuseForecast, path: Path, training: Training) -> int:
+    """Writes `path` whole or not at all, and returns its bytes."""
+    kept = {name: tensor.detach().half().cpu().contiguous() for name, tensor in forecast.tensors().items()}
+    said = {"schema": _SCHEMA, "kind": KIND, "config": forecast.said(), "training": asdict(training)}
+    content = to_bytes(kept, {"steerpipe": json.dumps(said, sort_keys=True)})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return len(content)
+
+
+def load_reuse(path: Path, device: torch.device | str = "cpu") -> ReuseForecast:
+    """In fp32. InputError: not a reuse forecast; DamagedFileError: one that cannot be read."""
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is not a dict
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist", fix="train a reuse forecast: benchmarks/train_reuse.py") from None
+    except (SafetensorError, OSError) as problem:
+        raise DamagedFileError(f"{path} is damaged: {problem}", fix="copy the file again, or train it again") from None
+    said = _said(path, metadata)
+    try:
+        return ReuseForecast.restore(said["config"], tensors)
+    except (KeyError, TypeError, ValueError, ConfigError) as problem:
+        raise DamagedFileError(
+            f"{path} is no reuse forecast: {problem}", fix="copy the file again, or train it again"
+        ) from None
+
+
+def _said(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
+    try:
+        said = json.loads(metadata["steerpipe"])
+        schema, kind = said["schema"], said["kind"]
+    except (KeyError, TypeError, ValueError):
+        raise InputError(f"{path} is no reuse forecast", fix="give a file that train_reuse.py wrote") from None
+    if kind != KIND or schema != _SCHEMA:
+        raise InputError(
+            f"{path} is of kind {kind!r}, schema {schema}; wanted is {KIND!r}, schema {_SCHEMA}",
+            fix="give a reuse forecast, trained with this version",
+        )
+    return dict(said)

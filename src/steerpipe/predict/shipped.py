@@ -1,0 +1,36 @@
+"""Trained predictors that come with a model: in the package for the embedded one, beside the pack for any other.
+
+head-0 … head-3   trained heads, by horizon (0: pre-attention)
+lookahead         router lookahead with default vectors and the exact shared expert
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ASSETS = Path(__file__).parent.parent / "assets"
+FOLDER = "predictors"  # beside a pack's files
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedPredictors:
+    """The files of one model's predictors, by name without suffix."""
+
+    folder: Path
+    files: dict[str, Path]
+
+    def heads(self) -> dict[int, Path]:
+        """Trained heads by horizon."""
+        return {int(name[5:]): file for name, file in self.files.items() if name[:5] == "head-" and name[5:].isdigit()}
+
+
+def for_model(pack: Path) -> ShippedPredictors | None:
+    """Those of the pack in folder `pack`: its own folder `predictors`, or the package's if the pack is one that the
+    package ships. None: nobody has trained any."""
+    folders = [pack / FOLDER]
+    if pack.resolve().parent == ASSETS:
+        folders.append(ASSETS / FOLDER / pack.resolve().name)
+    for folder in folders:
+        files = {file.stem: file for file in sorted(folder.glob("*.safetensors"))}
+        if files:
+            return ShippedPredictors(folder, files)
+    return None

@@ -1,0 +1,45 @@
+from pathlib import Path
+
+import torch
+
+from steerpipe.arena.lineup import saved_entries
+from steerpipe.predict.files import save
+from steerpipe.predict.frequency import Frequency
+from steerpipe.predict.stored import Training
+
+
+def kept(file: Path, horizons: list[int], tokens: int = 10) -> Path:
+    predictor = Frequency(torch.full((4, 12), 1 / 6), horizons)
+    predictor.training = Training(tokens, 2, 1.5, "cpu", 0, "planted")
+    save(predictor, file)
+    return file
+
+
+def test_files_of_one_name_and_other_horizons_are_one_entry(tmp_path: Path) -> None:
+    files = [kept(tmp_path / f"{horizon}.safetensors", [horizon], 10 * horizon) for horizon in (1, 2)]
+    (entry,) = saved_entries(files, None, None, [0, 1, 2, 3], "cpu")
+    assert sorted(entry.by_horizon) == [1, 2]
+    assert entry.files == {1: files[0], 2: files[1]}
+    training = entry.training()
+    assert training is not None and (training.tokens, training.seconds) == (20, 3.0)
+
+
+def test_one_more_for_a_horizon_is_named_after_its_folder_then_its_file(tmp_path: Path) -> None:
+    files = [kept(tmp_path / name, [1]) for name in ("a.safetensors", "large/b.safetensors", "large/c.safetensors")]
+    names = [each.name for each in saved_entries(files, None, None, [1], "cpu")]
+    assert names == ["frequency", "frequency (large)", "frequency (c)"]
+
+
+def test_horizons_that_nobody_asked_for_are_left_out(tmp_path: Path) -> None:
+    file = kept(tmp_path / "a.safetensors", [0, 5])
+    assert saved_entries([file], None, None, [1, 2], "cpu") == []
+    (entry,) = saved_entries([file], None, None, [0, 1], "cpu")
+    assert list(entry.by_horizon) == [0]
+
+
+def test_predictors_beside_a_model_take_part_but_the_reuse_forecast_does_not(tmp_path: Path) -> None:
+    kept(tmp_path / "pack" / "predictors" / "head-1.safetensors", [1])
+    (tmp_path / "pack" / "predictors" / "reuse.safetensors").write_bytes(b"another kind of file")
+    (entry,) = saved_entries([], tmp_path / "pack", None, [1], "cpu")
+    assert entry.origin == "comes with the model"
+    assert saved_entries([], None, None, [1], "cpu") == []
