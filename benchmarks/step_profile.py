@@ -20,7 +20,7 @@ from steerpipe.bench.residents import ResidentBlocks
 from steerpipe.bench.rig import Rig
 from steerpipe.bench.shapes import make_shape
 from steerpipe.core.ids import SequenceId
-from steerpipe.model.decoder import decode_rows
+from steerpipe.model.step import decode_rows
 from steerpipe.store.formats import parse_expert_format
 
 

@@ -7,7 +7,7 @@ import torch
 from steerpipe.core.errors import CapacityError
 from steerpipe.core.ids import SequenceId
 from steerpipe.model.checkpoint import open_checkpoint
-from steerpipe.model.decoder import decode_rows, prefill_rows
+from steerpipe.model.step import decode_rows, prefill_rows
 from steerpipe.model.weights import build_weights
 from tests.support import tiny
 from tests.support.running import CPU, Recorder, load, loaded

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeRMSNorm
 
-from steerpipe.model.attention import AttentionUnit, attend, store_keys
+from steerpipe.model.attention import AttentionUnit, alike, attend, rows_of, store_keys
 from steerpipe.model.kv_cache import BLOCK, KvPool
 from steerpipe.model.layers import MlpWeights, gated_activation, gated_mlp, rms_norm
 from steerpipe.model.spec import AttentionSpec, DenseMlpSpec, LayerSpec, ModelSpec, RopeKind, RopeSpec
@@ -92,13 +92,42 @@ def test_attention_is_its_definition_in_cells_and_row_by_row(
         store_keys(0, AttentionUnit(kv, start, 16, start, (0, min(16, length - start))), keys, values)
     at = length - 1
     want = naive(spec, queries[at], keys, values, at)
-    row = attend(0, spec, AttentionUnit(kv, 0, 1, at, (0, 1)), queries[at:])
+    row = attend(0, spec, [AttentionUnit(kv, 0, 1, at, (0, 1))], queries[at:])
     cell = at - at % 16
     padded = torch.cat([queries[cell:], torch.zeros(16 - (length - cell), spec.heads, head_dim)])
-    rows = attend(0, spec, AttentionUnit(kv, 0, 16, cell, (0, length - cell)), padded)
+    rows = attend(0, spec, [AttentionUnit(kv, 0, 16, cell, (0, length - cell))], padded)
     torch.testing.assert_close(row[0].double(), want, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(rows[at - cell].double(), want, rtol=1e-5, atol=1e-5)
     assert rows.isfinite().all(), "padding is finite too"
+
+
+@given(
+    st.lists(st.integers(1, 400), min_size=1, max_size=6),
+    st.sampled_from([None, 5, 100, 200]),
+    st.sampled_from([1, 16]),
+)
+@settings(max_examples=30)
+def test_units_that_attend_together_get_the_bits_that_each_gets_alone(
+    lengths: list[int], window: int | None, rows: int
+) -> None:
+    torch.manual_seed(0)
+    spec = AttentionSpec(6, 3, 8, window=window)
+    units = []
+    for number, length in enumerate(lengths):
+        kv = pool_of(spec).sequence()
+        kv.append(length + 16)
+        keys, values = (torch.randn(16, 3, 8) for _ in range(2))
+        for start in range(0, length + 1, 16):
+            store_keys(0, AttentionUnit(kv, 0, 16, start, (0, 16 if start + 16 <= kv.length else 1)), keys, values)
+        position = length - length % 16 if rows == 16 else length
+        units.append(AttentionUnit(kv, number * rows, rows, position, (0, 1)))
+    queries = torch.randn(len(units) * rows, 6, 8)
+    groups = alike(units, spec)
+    assert sorted(unit.row for group in groups for unit in group) == [unit.row for unit in units]
+    for group in groups:
+        together = attend(0, spec, group, queries[rows_of(group)])
+        alone = [attend(0, spec, [unit], queries[rows_of([unit])]) for unit in group]
+        assert torch.equal(together, torch.cat(alone))
 
 
 def pool_of(spec: AttentionSpec) -> KvPool:
@@ -115,9 +144,9 @@ def test_a_window_reads_no_block_before_it() -> None:
     kv.append(3 * BLOCK)
     kv._blocks[0].layers[0].fill_(float("nan"))  # would spread if it were read
     kv._blocks[1].layers[0].fill_(float("nan"))
-    out = attend(0, spec, AttentionUnit(kv, 0, 1, 2 * BLOCK + 9, (0, 1)), torch.randn(1, 1, 2))
+    out = attend(0, spec, [AttentionUnit(kv, 0, 1, 2 * BLOCK + 9, (0, 1))], torch.randn(1, 1, 2))
     assert out.isfinite().all()
-    reaches_back = attend(0, spec, AttentionUnit(kv, 0, 1, 2 * BLOCK + 8, (0, 1)), torch.randn(1, 1, 2))
+    reaches_back = attend(0, spec, [AttentionUnit(kv, 0, 1, 2 * BLOCK + 8, (0, 1))], torch.randn(1, 1, 2))
     assert reaches_back.isnan().all()
 
 
@@ -128,5 +157,5 @@ def test_scores_of_any_size_are_finite() -> None:
     keys = torch.tensor([[[1e18, 0.0]], [[-1e18, 0.0]]])
     store_keys(0, AttentionUnit(kv, 0, 1, 0, (0, 1)), keys, torch.ones(2, 1, 2))
     store_keys(0, AttentionUnit(kv, 1, 1, 1, (0, 1)), keys, torch.ones(2, 1, 2))
-    out = attend(0, spec, AttentionUnit(kv, 0, 1, 1, (0, 1)), torch.tensor([[[-1e6, 0.0]]]))
+    out = attend(0, spec, [AttentionUnit(kv, 0, 1, 1, (0, 1))], torch.tensor([[[-1e6, 0.0]]]))
     assert torch.equal(out, torch.ones(1, 2))

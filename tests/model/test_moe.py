@@ -7,11 +7,21 @@ from random import Random
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-from steerpipe.core.protocols import ExpertWeights, Lease
+from steerpipe.core.protocols import ExpertSource, ExpertWeights, Lease
 from steerpipe.model.layers import MlpWeights, gated_mlp
-from steerpipe.model.moe import MoeWeights, Route, combine, expert_ffn, route_rows, run_experts, run_shared
+from steerpipe.model.moe import (
+    MoeWeights,
+    Route,
+    combine,
+    pair_up,
+    route_rows,
+    run_experts,
+    run_shared,
+    worth_keeping,
+)
 from steerpipe.model.spec import MoeSpec
 from steerpipe.store.resident import ResidentExperts
 from tests.support.running import ShuffledExperts
@@ -26,6 +36,11 @@ def spec_of(top_k: int, *, renormalise: bool) -> MoeSpec:
 def random_experts(seed: int = 0) -> list[ExpertWeights]:
     torch.manual_seed(seed)
     return [ExpertWeights(torch.randn(2 * WIDTH, H), torch.randn(H, WIDTH)) for _ in range(E)]
+
+
+def run_layer(x: Tensor, route: Route, valid: Tensor, source: ExpertSource, layer: int, *, cell: int) -> Tensor:
+    with source.lease(layer, list(pair_up(route))) as lease:
+        return run_experts(x, route, valid, lease, cell=cell)
 
 
 @dataclass(slots=True)
@@ -80,7 +95,7 @@ def test_only_valid_rows_are_routed_and_only_their_experts_are_leased() -> None:
     route = route_rows(x, router, spec_of(1, renormalise=False), valid, 16)
     everyone = route_rows(x, router, spec_of(1, renormalise=False), torch.arange(16), 16)
     assert torch.equal(route.experts, everyone.experts[valid]) and torch.equal(route.gates, everyone.gates[valid])
-    out = run_experts(x, route, valid, source, 7, cell=16, keep_rows=len(valid))
+    out = run_layer(x, route, valid, source, 7, cell=16)
     assert out.shape == (2, H)
     assert source.leased == [(7, tuple(sorted(set(route.experts.flatten().tolist()))))]
 
@@ -88,20 +103,25 @@ def test_only_valid_rows_are_routed_and_only_their_experts_are_leased() -> None:
 def test_every_routed_expert_is_leased_once_however_many_rows_want_it() -> None:
     source = Watched(ResidentExperts({0: random_experts()}))
     route = Route(torch.tensor([[3, 1]] * 40), torch.rand(40, 2))
-    run_experts(torch.randn(48, H), route, torch.arange(40), source, 0, cell=16, keep_rows=40)
+    run_layer(torch.randn(48, H), route, torch.arange(40), source, 0, cell=16)
     assert source.leased == [(0, (1, 3))]
 
 
 # --- computing and adding
 
 
+def reference(x: Tensor, weights: ExpertWeights) -> Tensor:
+    gate, up = F.linear(x, weights.gate_up).chunk(2, dim=-1)
+    return F.linear(F.silu(gate) * up, weights.down)
+
+
 def test_the_layer_is_the_sum_of_gate_times_expert() -> None:
     experts = random_experts()
     x, route = torch.randn(16, H), Route(torch.stack([torch.randperm(E)[:3] for _ in range(16)]), torch.rand(16, 3))
-    got = run_experts(x, route, torch.arange(16), ResidentExperts({0: experts}), 0, cell=16, keep_rows=16)
+    got = run_layer(x, route, torch.arange(16), ResidentExperts({0: experts}), 0, cell=16)
     for row in range(16):
         want = sum(
-            route.gates[row, rank] * expert_ffn(x[row : row + 1], experts[route.experts[row, rank]])[0]
+            route.gates[row, rank] * reference(x[row : row + 1], experts[route.experts[row, rank]])[0]
             for rank in range(3)
         )
         torch.testing.assert_close(got[row], want, rtol=1e-4, atol=1e-4)
@@ -111,9 +131,21 @@ def test_an_expert_s_biases_are_added_where_it_has_them() -> None:
     own = random_experts()[0]
     bias, out_bias = torch.randn(2 * WIDTH), torch.randn(H)
     x = torch.randn(16, H)
-    got = expert_ffn(x, ExpertWeights(own.gate_up, own.down, bias, out_bias))
+    source = ResidentExperts({0: [ExpertWeights(own.gate_up, own.down, bias, out_bias)]})
+    route = Route(torch.zeros(16, 1, dtype=torch.int64), torch.ones(16, 1))
+    got = run_layer(x, route, torch.arange(16), source, 0, cell=16)
     gate, up = (F.linear(x, own.gate_up) + bias).chunk(2, dim=-1)
     torch.testing.assert_close(got, F.linear(F.silu(gate) * up, own.down) + out_bias, rtol=1e-4, atol=1e-4)
+
+
+def test_experts_with_many_rows_and_with_one_give_the_bits_that_each_row_gets_alone() -> None:
+    source = ResidentExperts({0: random_experts()})
+    x, chosen = torch.randn(48, H), torch.tensor([[0, 1]] * 40 + [[0, 2]] * 5)
+    route = Route(chosen, torch.rand(45, 2))
+    got = run_layer(x, route, torch.arange(45), source, 0, cell=16)
+    for row in (0, 15, 16, 33, 44):
+        one = Route(chosen[row : row + 1], route.gates[row : row + 1])
+        assert torch.equal(got[row], run_layer(x, one, torch.tensor([row]), source, 0, cell=16)[0])
 
 
 def test_contributions_are_added_in_ascending_expert_order() -> None:
@@ -137,10 +169,18 @@ def test_waves_in_any_order_give_the_same_bits(cell: int) -> None:
     rows = 1 if cell == 1 else 32
     x, valid = torch.randn(rows, H), torch.arange(rows)
     route = route_rows(x, torch.randn(E, H), spec_of(3, renormalise=True), valid, cell)
-    want = run_experts(x, route, valid, experts, 0, cell=cell, keep_rows=len(valid))
+    want = run_layer(x, route, valid, experts, 0, cell=cell)
     for seed in range(10):
         late = ShuffledExperts(experts, Random(seed), singly=seed % 2 == 0)
-        assert torch.equal(run_experts(x, route, valid, late, 0, cell=cell, keep_rows=len(valid)), want)
+        assert torch.equal(run_layer(x, route, valid, late, 0, cell=cell), want)
+
+
+def test_only_the_experts_of_the_last_rows_are_worth_keeping() -> None:
+    route = Route(torch.tensor([[0, 1], [2, 3], [1, 4]]), torch.rand(3, 2))
+    assert worth_keeping(route, 1) == {1, 4}
+    assert worth_keeping(route, 2) == {1, 2, 3, 4}
+    assert worth_keeping(route, 0) == set()
+    assert worth_keeping(route, 3) is None and worth_keeping(route, 9) is None
 
 
 # --- the shared expert

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from steerpipe.model.cells import CELL, by_cell, gather_cells, padded
+from steerpipe.model.cells import CELL, by_cell, padded
 from steerpipe.model.kv_cache import KvSequence
 from tests.golden.configurations import Configuration, configurations
 from tests.support import tiny
@@ -297,11 +297,3 @@ def test_every_function_sees_whole_cells_and_nothing_else() -> None:
     assert seen == [((16, 5), (16, 1))] * 3
     with pytest.raises(AssertionError, match="47 rows are not whole cells of 16"):
         by_cell(function, x[:47], y[:47], cell=16)
-
-
-def test_gathered_rows_are_padded_with_zeros_to_whole_cells() -> None:
-    x = torch.randn(20, 3)
-    picked = gather_cells(x, torch.tensor([4, 4, 19]), 16)
-    assert torch.equal(picked[:3], x[[4, 4, 19]]) and torch.equal(picked[3:], torch.zeros(13, 3))
-    assert gather_cells(x, torch.tensor([7]), 1).shape == (1, 3)
-    assert gather_cells(x, torch.arange(16), 16).shape == (16, 3)

@@ -19,9 +19,10 @@ from steerpipe.core.ids import SequenceId
 from steerpipe.core.protocols import ExpertSource, Lease, RoutingSink, Wave
 from steerpipe.model.cells import CELL
 from steerpipe.model.checkpoint import open_checkpoint
-from steerpipe.model.decoder import Decoder, StepDecoder, decode_rows, prefill_rows
+from steerpipe.model.decoder import Decoder, StepDecoder
 from steerpipe.model.kv_cache import KvPool, KvSequence
 from steerpipe.model.spec import ModelSpec
+from steerpipe.model.step import decode_rows, prefill_rows
 from steerpipe.model.weights import build_weights
 from steerpipe.store.resident import ResidentExperts
 

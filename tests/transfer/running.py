@@ -10,13 +10,14 @@ from torch import Tensor
 from steerpipe.core.errors import SteerpipeError
 from steerpipe.core.events import Completion, SequenceFailed
 from steerpipe.core.ids import SequenceId
-from steerpipe.core.protocols import ExpertSource, RoutingSink
+from steerpipe.core.protocols import ExpertSource, ForwardTap, RoutingSink
 from steerpipe.core.sampling import SamplingSettings
 from steerpipe.engine.engine import Engine
 from steerpipe.engine.request import Request
 from steerpipe.engine.tokenizer import TextCodec
-from steerpipe.model.decoder import Decoder, StepRows
+from steerpipe.model.decoder import Decoder
 from steerpipe.model.kv_cache import KvPool
+from steerpipe.model.step import StepRows
 from steerpipe.model.weights import build_weights
 from steerpipe.store.formats import ExpertFormat
 from steerpipe.store.resident import ResidentExperts
@@ -31,8 +32,8 @@ SAMPLED = SamplingSettings(temperature=1.2, top_p=0.95, seed=11, max_tokens=6, l
 class RecordingDecoder(Decoder):
     """Keeps a copy of all logits, in the order of the steps."""
 
-    def __init__(self, decoder: Decoder) -> None:
-        self.__dict__.update(decoder.__dict__)
+    def __init__(self, decoder: Decoder, tap: ForwardTap | None = None) -> None:
+        self.__dict__.update(decoder.__dict__ | {"_tap": tap})
         self.seen: list[Tensor] = []
 
     def forward(
@@ -94,10 +95,10 @@ def requests() -> list[Request]:
 
 def run(
     experts: ExpertSource, family: str = "qwen3_moe", dtype: torch.dtype = torch.float32,
-    asked: Sequence[Request] | None = None,
+    asked: Sequence[Request] | None = None, tap: ForwardTap | None = None,
 ) -> Run:  # fmt: skip
     """All requests through one engine. Everything that the engine held is free again afterwards."""
-    decoder = RecordingDecoder(dense_decoder(family, dtype))
+    decoder = RecordingDecoder(dense_decoder(family, dtype), tap)
     pool = KvPool(decoder.spec, dtype, CPU, 24)
     engine = Engine(
         decoder, experts, pool, _codec(), end_tokens=frozenset(), max_context=300, max_batch=8, prefill_chunk=32

@@ -190,7 +190,7 @@ from steerpipe.store.reader import open_pack
 from steerpipe.transfer.source import LadderSource
 
 source = LadderSource.open(open_pack(Path(sys.argv[1])), slots=3, dtype=torch.float32, readers=2)
-lease = source.lease(0, list(range(8)))
+lease = source.lease(0, list(range(8))).__enter__()
 print(next(lease.waves()).experts[0] in range(8))
 if sys.argv[2] == "raise":
     raise SystemExit(3)

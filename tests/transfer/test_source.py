@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from steerpipe.core.ids import ExpertId
 from steerpipe.transfer.disk import DiskLink
 from steerpipe.transfer.faulty import ALWAYS, Faults, FaultyLink
 from steerpipe.transfer.link import BlockAddress, Link, OverLink, Piece
+from steerpipe.transfer.plan import Guess, Plan
 from steerpipe.transfer.queue import Reason
 from steerpipe.transfer.source import LadderSource, default_transient_limit
 from tests.transfer.packs import EXPERTS, LAYERS, same, tiny_pack
@@ -330,6 +332,76 @@ def test_demand_takes_the_slots_of_guesses_that_have_not_landed() -> None:
         assert sorted(read_all(source, 0, [0, 1, 2])) == [0, 1, 2]  # with one slot, the other being held up
         link.gates[guesses[0]].set()
         source.check_integrity()
+
+
+def expecting(*experts: ExpertId, protect: Sequence[ExpertId] = ()) -> Plan:
+    return Plan(tuple(Guess(expert, 0.9, float(at)) for at, expert in enumerate(experts, 10**9)), tuple(protect))
+
+
+def test_what_is_expected_gets_a_slot_only_when_the_link_has_nothing_to_do() -> None:
+    held, expected = ExpertId(0, 0), ExpertId(2, 3)
+    source, link = open_with(GatedLink, [held], slots=2)
+    assert isinstance(link, GatedLink)
+    with source:
+        with source.lease(0, [0]) as lease:  # on its way, held up
+            assert link.reached[held].wait(60)
+            source.steer(expecting(expected))
+            assert source.counters().evictions == 0 and source._ladder.table.free_slots == 1
+            link.gates[held].set()
+            assert next(lease.waves()).experts == (0,)
+        source.check_integrity()
+        assert expected in source.residents
+
+
+def test_the_sooner_expected_is_read_first() -> None:
+    first, second = ExpertId(1, 5), ExpertId(2, 1)
+    source, link = open_with(GatedLink, [first, second])
+    assert isinstance(link, GatedLink)
+    with source:
+        source.steer(expecting(first, second))
+        assert link.reached[first].wait(60)
+        assert not link.reached[second].is_set()
+        link.gates[first].set()
+        link.gates[second].set()
+        source.check_integrity()
+        assert source.residents == [first, second]
+
+
+def test_what_is_no_longer_expected_is_cut_and_never_begun() -> None:
+    begun, waiting, later = ExpertId(1, 4), ExpertId(1, 6), ExpertId(2, 2)
+    source, link = open_with(GatedLink, [begun], chunk_bytes=4096)
+    assert isinstance(link, GatedLink)
+    with source:
+        source.steer(expecting(begun, waiting))
+        assert link.reached[begun].wait(60)
+        source.steer(expecting(later))
+        link.gates[begun].set()
+        source.check_integrity()
+        assert source.residents == [later]
+        assert source.counters().prefetch.cancelled == 1
+
+
+def test_what_is_expected_and_demanded_goes_on_as_demand() -> None:
+    expected = ExpertId(1, 4)
+    source, link = open_with(GatedLink, [expected])
+    assert isinstance(link, GatedLink)
+    with source:
+        source.steer(expecting(expected))
+        assert link.reached[expected].wait(60)
+        with source.lease(1, [4]) as lease:
+            source.steer(expecting())  # another forecast does not cut what a lease waits for
+            link.gates[expected].set()
+            assert next(lease.waves()).experts == (4,)
+        assert source.counters().prefetch.late == 1
+        source.check_integrity()
+
+
+def test_ready_says_which_experts_of_a_layer_are_there() -> None:
+    with LadderSource.open(tiny_pack(), slots=6, dtype=torch.float32) as source:
+        read_all(source, 1, [2, 5])
+        assert np.flatnonzero(source.ready(1)).tolist() == [2, 5]
+        assert not source.ready(0).any()
+        assert source.block_seconds > 0 and source.waited_seconds > 0
 
 
 def test_guesses_never_evict_what_is_protected_or_leased() -> None:

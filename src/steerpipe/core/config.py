@@ -20,10 +20,12 @@ from steerpipe.core.units import parse_bytes
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 Device = Literal["auto", "cpu", "cuda"]
-Policy = Literal["lru", "lfru"]
+Policy = Literal["auto", "lru", "lfru", "reuse"]
+Predict = Literal["auto", "off"]
 
 
 PREFIX = "STEERPIPE_"
+API_KEY = "STEERPIPE_API_KEY"  # of the server; a secret, so it is no setting that is shown or kept in a file
 # Kubernetes sets these in every pod beside a service that is called steerpipe; they are not ours.
 _OF_KUBERNETES = re.compile(r"STEERPIPE_(SERVICE_(HOST|PORT)|PORT)(_.*)?")
 
@@ -45,7 +47,9 @@ class EngineConfig:
     ram: str | None = None
     pin: str = "auto"  # of that, page-locked for a GPU: "auto" (all of it), bytes, or "0" (none)
     pace: str | None = None  # bytes per second to which the link to the experts is slowed; None: not slowed
-    policy: Policy = "lfru"  # which expert leaves when a slot is needed
+    # Which expert leaves when a slot is needed; "auto": reuse where the model comes with a forecast of it, else lfru.
+    policy: Policy = "auto"
+    predict: Predict = "auto"  # move experts before they are needed, where that is measured to pay; "off": never
     profile: bool = True  # what one run learnt about the experts warms the next
     cache_dir: str | None = None  # where checkpoints are kept as packs; None: steerpipe/ in the user's cache
 
@@ -117,7 +121,8 @@ _RULES: dict[str, _Rule] = {
     "ram": _Rule('an amount of bytes as text, such as "512MiB"', _is_amount),
     "pin": _Rule('"auto", an amount of bytes such as "8GiB", or "0"', _is_auto_or_bytes),
     "pace": _Rule('bytes per second as text, such as "2GB"', _is_amount),
-    "policy": _one_of("lru", "lfru"),
+    "policy": _one_of("auto", "lru", "lfru", "reuse"),
+    "predict": _one_of("auto", "off"),
     "profile": _Rule("true or false", lambda value: isinstance(value, bool), _truth),
     "cache_dir": _Rule("the path of a folder", lambda value: isinstance(value, str) and bool(value.strip())),
 }
@@ -148,11 +153,17 @@ def cache_folder(config: EngineConfig, environ: Mapping[str, str] | None = None)
     return (Path(base) if base else Path.home() / ".cache") / "steerpipe"
 
 
+def read_api_keys(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """The server's API keys in the environment, divided by commas; none where the variable is not set."""
+    text = (os.environ if environ is None else environ).get(API_KEY, "")
+    return tuple(key.strip() for key in text.split(",") if key.strip())
+
+
 def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     texts = {
         name.removeprefix(PREFIX).lower(): text
         for name, text in environ.items()
-        if name.startswith(PREFIX) and not _OF_KUBERNETES.fullmatch(name)
+        if name.startswith(PREFIX) and name != API_KEY and not _OF_KUBERNETES.fullmatch(name)
     }
     values = {name: _RULES[name].from_text(text) if name in _RULES else text for name, text in texts.items()}
     _check_all(values, label=lambda name: PREFIX + name.upper())

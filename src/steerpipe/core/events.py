@@ -45,6 +45,20 @@ class TokenEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptEvent:
+    """The prompt of a sequence is computed: told where its log probabilities, or the prompt alone, were asked for.
+
+    `logprobs` are of every prompt token but the first, which nothing comes before. With a `finish_reason` the prompt
+    was all that was wanted, and no token follows.
+    """
+
+    sequence: "SequenceId"
+    logprobs: tuple[TokenLogprob, ...] = ()
+    top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceFailed:
     """A sequence that cannot go on; it is answered with the error while the others continue."""
 
@@ -77,12 +91,14 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where one answer's time went; names as llama-server gives them."""
+    """Where one answer's time went; names as llama-server gives them, but for `queued_ms`."""
 
-    prompt_n: int
+    prompt_n: int  # prompt tokens that were computed
     prompt_ms: float
     predicted_n: int
     predicted_ms: float
+    cache_n: int = 0  # prompt tokens that an earlier request had computed
+    queued_ms: float = 0.0  # before the first step
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +112,5 @@ class Completion:
     prompt_token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()  # one per token when asked for
     top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = field(default=())
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of every prompt token but the first, when asked for
+    prompt_top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()

@@ -29,10 +29,3 @@ def by_cell(function: Callable[..., Tensor], *inputs: Tensor, cell: int) -> Tens
     if rows == cell:
         return function(*inputs)
     return torch.cat([function(*(x[i : i + cell] for x in inputs)) for i in range(0, rows, cell)])
-
-
-def gather_cells(x: Tensor, index: Tensor, cell: int) -> Tensor:
-    """x[index] in whole cells: [N, H] → [padded(N), H], zeros behind. `cell` 1 pads nothing."""
-    rows = x.index_select(0, index)
-    missing = -rows.shape[0] % cell
-    return torch.cat([rows, rows.new_zeros(missing, x.shape[1])]) if missing else rows

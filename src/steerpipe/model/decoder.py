@@ -12,98 +12,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from steerpipe.core.events import RoutingRecord
-from steerpipe.core.ids import SequenceId
-from steerpipe.core.protocols import ExpertSource, RoutingSink
-from steerpipe.model.attention import AttentionUnit, AttentionWeights, attend, store_keys
-from steerpipe.model.cells import CELL, by_cell, padded
-from steerpipe.model.kv_cache import KvSequence
+from steerpipe.core.protocols import ExpertSource, ForwardTap, RouterProbe, RoutingSink
+from steerpipe.model.attention import AttentionWeights, alike, attend, rows_of, store_keys
+from steerpipe.model.cells import by_cell
 from steerpipe.model.layers import MlpWeights, gated_mlp, rms_norm
-from steerpipe.model.moe import Route, route_rows, run_experts, run_shared
+from steerpipe.model.misses import MissDesk, Settled
+from steerpipe.model.moe import MoeWeights, Route, pair_up, route_rows, run_experts, run_shared, worth_keeping
 from steerpipe.model.rope import RopeTable, rotate
 from steerpipe.model.spec import AttentionSpec, ModelSpec, QkNorm
+from steerpipe.model.step import StepRows
 from steerpipe.model.weights import LayerWeights, ModelWeights
 
 Experts = TypeVar("Experts", contravariant=True)
-PROMPT_TAIL = 4  # tokens; 4 of top-4 touch about a quarter of 60 experts, what a tight budget holds
-
-
-@dataclass(frozen=True, slots=True)
-class StepRows:
-    """The rows of one forward pass and where they stand. KV room for them has been appended already."""
-
-    tokens: Tensor  # [R] int64; 0 in padding
-    positions: Tensor  # [R] int64; 0 in padding
-    valid: Tensor  # [V] int64: which rows are real
-    sequences: tuple[SequenceId, ...]  # of each valid row
-    units: tuple[AttentionUnit, ...]
-    cell: int  # 16, or 1 for one-row decode
-    highest: int  # largest position
-    keep_rows: int  # so many of the last valid rows say which experts the tokens to come may need
-
-
-def prefill_rows(
-    sequence: SequenceId, kv: KvSequence, tokens: Sequence[int], device: torch.device, *, last: bool = True
-) -> StepRows:
-    """The next `tokens` of one sequence, in padded cells at absolute positions; `last` if the prompt ends with them.
-
-    Appends to `kv`.
-    """
-    start = kv.length
-    kv.append(len(tokens))
-    base = start - start % CELL
-    rows = padded(start + len(tokens)) - base
-    lead = start - base
-    laid = torch.zeros(rows, dtype=torch.int64)
-    laid[lead : lead + len(tokens)] = torch.tensor(tokens)
-    units = tuple(
-        AttentionUnit(kv, row, CELL, base + row, (max(lead - row, 0), min(lead + len(tokens) - row, CELL)))
-        for row in range(0, rows, CELL)
-    )
-    return StepRows(
-        tokens=laid.to(device),
-        positions=torch.arange(base, base + rows, device=device),
-        valid=torch.arange(lead, lead + len(tokens), device=device),
-        sequences=(sequence,) * len(tokens),
-        units=units,
-        cell=CELL,
-        highest=base + rows - 1,
-        keep_rows=PROMPT_TAIL if last else 0,
-    )
-
-
-def decode_rows(
-    sequences: Sequence[SequenceId],
-    kvs: Sequence[KvSequence],
-    tokens: Sequence[int],
-    device: torch.device,
-    *,
-    cell: int,
-) -> StepRows:
-    """One token of each sequence. `cell` 1 is the one-row class and takes one sequence. Appends to every kv."""
-    assert cell == CELL or len(sequences) == 1, "the one-row class decodes one sequence"
-    count = len(sequences)
-    rows = -(-count // cell) * cell
-    appended: list[KvSequence] = []
-    try:
-        for kv in kvs:
-            kv.append(1)
-            appended.append(kv)
-    except Exception:
-        for kv in appended:
-            kv.truncate(kv.length - 1)
-        raise
-    at = [kv.length - 1 for kv in kvs]
-    padding = [0] * (rows - count)
-    return StepRows(
-        tokens=torch.tensor([*tokens, *padding], device=device),
-        positions=torch.tensor([*at, *padding], device=device),
-        valid=torch.arange(count, device=device),
-        sequences=tuple(sequences),
-        units=tuple(AttentionUnit(kv, row, 1, at[row], (0, 1)) for row, kv in enumerate(kvs)),
-        cell=cell,
-        highest=max(at),
-        keep_rows=count,
-    )
 
 
 class StepDecoder(Protocol[Experts]):
@@ -124,12 +44,27 @@ class StepDecoder(Protocol[Experts]):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """Who looks on in one pass."""
+
+    sink: RoutingSink | None
+    tap: ForwardTap | None
+    misses: MissDesk | None
+
+
 class Decoder:
     """Computes logits; owns no sequence state. One thread at a time."""
 
-    def __init__(self, spec: ModelSpec, weights: ModelWeights, device: torch.device) -> None:
+    def __init__(
+        self, spec: ModelSpec, weights: ModelWeights, device: torch.device, tap: ForwardTap | None = None,
+        misses: MissDesk | None = None,
+    ) -> None:  # fmt: skip
+        """`tap` watches every pass from inside and changes no number; `misses` does, for experts that are not there."""
         self.spec = spec
         self.device = device
+        self._tap = tap
+        self._misses = misses
         self._weights = weights
         self._rope = RopeTable(spec.rope, device)
 
@@ -146,12 +81,32 @@ class Decoder:
         self, rows: StepRows, experts: ExpertSource, wanted: Sequence[int], sink: RoutingSink | None = None
     ) -> Tensor:
         """Logits [len(wanted), vocab], fp32, of the valid rows `wanted` (indices into `rows.valid`)."""
+        watch = self._watch(rows, sink)
         x = F.embedding(rows.tokens, self._weights.embed)  # [R, H]
         turn = self._rope.rows(rows.positions, rows.highest)  # [R, 2, dim / 2]
         for index, layer in enumerate(self._weights.layers):
+            if isinstance(layer.mlp, MoeWeights):
+                x = self._enter(index, x, rows, watch)
             x = x + self._attention(index, layer, x, turn, rows)
-            x = x + self._mlp(index, layer, x, rows, experts, sink)
+            x = x + self._mlp(index, layer, x, rows, experts, watch)
+        if watch.tap is not None:
+            watch.tap.end()
         return self._head(x, rows, wanted)
+
+    def _watch(self, rows: StepRows, sink: RoutingSink | None) -> _Watch:
+        tap, misses = self._tap, self._misses
+        if tap is not None and not tap.begin(rows.sequences, rows.tokens[rows.valid], decode=rows.decode):
+            tap = None
+        return _Watch(sink, tap, misses if misses is not None and misses.wants(decode=rows.decode) else None)
+
+    def _enter(self, index: int, x: Tensor, rows: StepRows, watch: _Watch) -> Tensor:
+        """x: [R, H] as it enters a layer with experts."""
+        added = watch.misses.mend(index) if watch.misses is not None else None
+        if added is not None:
+            x = x.index_add(0, rows.valid, added.to(x.dtype))
+        if watch.tap is not None:
+            watch.tap.entering(index, x.index_select(0, rows.valid))
+        return x
 
     def _attention(self, index: int, layer: LayerWeights, x: Tensor, turn: Tensor, rows: StepRows) -> Tensor:
         spec, weights = self.spec.layers[index].attention, layer.attention
@@ -168,8 +123,9 @@ class Decoder:
         mixed = x.new_zeros(x.shape[0], spec.heads * spec.head_dim)
         for unit in rows.units:
             store_keys(index, unit, keys, values)
-            own = slice(unit.row, unit.row + unit.rows)
-            mixed[own] = attend(index, spec, unit, queries[own])
+        for units in alike(rows.units, spec):
+            own = rows_of(units)
+            mixed[own] = attend(index, spec, units, queries[own])
         return by_cell(output, mixed, cell=rows.cell)
 
     def _heads(self, qkv: Tensor, spec: AttentionSpec, weights: AttentionWeights, turn: Tensor) -> Tensor:
@@ -194,21 +150,28 @@ class Decoder:
         return torch.cat([queries.flatten(1), keys.flatten(1), values], dim=-1)
 
     def _mlp(
-        self, index: int, layer: LayerWeights, x: Tensor, rows: StepRows, source: ExpertSource, sink: RoutingSink | None
+        self, index: int, layer: LayerWeights, x: Tensor, rows: StepRows, source: ExpertSource, watch: _Watch
     ) -> Tensor:
         normed = by_cell(lambda r: rms_norm(r, layer.mlp_norm, self.spec.norm_eps), x, cell=rows.cell)
         weights = layer.mlp
         if isinstance(weights, MlpWeights):
             return by_cell(lambda r: gated_mlp(r, weights), normed, cell=rows.cell)
         route = route_rows(normed, weights.router, self.spec.moe(index), rows.valid, rows.cell)
-        if sink is not None:
-            sink.observe(_record(index, rows, route))
+        if watch.sink is not None:
+            watch.sink.observe(_record(index, rows, route))
+        settled = Settled(route)
+        if watch.misses is not None:
+            settled = watch.misses.settle(index, normed.index_select(0, rows.valid), route)
+        run, stand_ins = settled.route, settled.stand_ins
         total = torch.zeros_like(x, dtype=torch.float32)
-        total[rows.valid] = run_experts(
-            normed, route, rows.valid, source, index, cell=rows.cell, keep_rows=rows.keep_rows
-        )
-        if weights.shared is not None:
-            total = total + run_shared(normed, weights, rows.cell).float()
+        with source.lease(index, list(pair_up(run, stand_ins)), worth_keeping(run, rows.keep_rows)) as lease:
+            # what is missing is on its way: time for all that needs none of it
+            shared = run_shared(normed, weights, rows.cell) if weights.shared is not None else None
+            if watch.tap is not None:
+                watch.tap.routed(_probe(index, x, rows, route, shared))
+            total[rows.valid] = run_experts(normed, run, rows.valid, lease, cell=rows.cell, stand_ins=stand_ins)
+        if shared is not None:
+            total = total + shared.float()
         return total.to(x.dtype)
 
     def _head(self, x: Tensor, rows: StepRows, wanted: Sequence[int]) -> Tensor:
@@ -220,6 +183,11 @@ class Decoder:
             found[cell] = F.linear(part, self._weights.head).float()
         logits = [found[row // rows.cell][row % rows.cell] for row in picked.tolist()]
         return torch.stack(logits) if logits else x.new_empty(0, self.spec.vocab, dtype=torch.float32)
+
+
+def _probe(layer: int, x: Tensor, rows: StepRows, route: Route, shared: Tensor | None) -> RouterProbe:
+    picked = None if shared is None else shared.index_select(0, rows.valid)
+    return RouterProbe(layer, x.index_select(0, rows.valid), route.experts, route.gates, picked)
 
 
 def _record(layer: int, rows: StepRows, route: Route) -> RoutingRecord:

@@ -6,7 +6,8 @@ copies one only when it writes into it.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -84,6 +85,11 @@ class KvPool:
             self._live -= 1
             self._idle.append(block)
 
+    def held_only_by(self, sequences: "Iterable[KvSequence]") -> int:
+        """Blocks that would be free if these sequences were."""
+        held = Counter(block for sequence in sequences for block in sequence.blocks)
+        return sum(block.holders == times for block, times in held.items())
+
     def _new(self) -> _Block:
         memory = torch.zeros(sum(self._values), dtype=self.dtype, device=self.device)
         layers = [
@@ -101,15 +107,28 @@ class KvSequence:
         self._blocks: list[_Block] = []
         self.length = 0
 
+    @property
+    def blocks(self) -> "tuple[_Block, ...]":
+        """In the order of positions. A block is an identity here: nobody but this module looks inside."""
+        return tuple(self._blocks)
+
+    def blocks_to_reach(self, length: int) -> int:
+        """How many blocks growing to `length` positions takes from the pool, the copy of a shared tail included."""
+        return max(0, -(-length // BLOCK) - len(self._blocks)) + (length > self.length and self._shares_tail)
+
+    @property
+    def _shares_tail(self) -> bool:
+        """Whether the next position lies in a block that others hold too."""
+        tail = self.length // BLOCK
+        return tail < len(self._blocks) and self._blocks[tail].holders > 1
+
     def append(self, count: int) -> None:
         """Makes room for `count` more positions, to be filled by `write`. Takes all the blocks or none."""
         end = self.length + count
-        missing = -(-end // BLOCK) - len(self._blocks)
-        tail = self.length // BLOCK
-        shared = tail < len(self._blocks) and self._blocks[tail].holders > 1
+        tail, shared = self.length // BLOCK, count > 0 and self._shares_tail
         taken: list[_Block] = []
         try:
-            taken.extend(self._pool.take() for _ in range(missing + shared))
+            taken.extend(self._pool.take() for _ in range(self.blocks_to_reach(end)))
         except CapacityError:
             for block in taken:
                 self._pool.drop(block)

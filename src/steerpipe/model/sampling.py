@@ -72,6 +72,11 @@ def sample_row(logits: Tensor, context: SamplingContext) -> Sampled:
     return _with_logprobs(token_id, own, context.settings.logprobs)
 
 
+def score_row(logits: Tensor, token_id: int, count: int, context: SamplingContext) -> Sampled:
+    """What `sample_row` would say of `token_id`, had it been chosen: its log probability and the `count` likeliest."""
+    return _with_logprobs(token_id, _finite_row(logits, context), count)
+
+
 def candidates(logits: Tensor, context: SamplingContext) -> Candidates:
     """The distribution that `sample_row` draws from. The temperature must not be 0."""
     assert context.settings.temperature > 0, "greedy has no distribution"

@@ -5,27 +5,19 @@ microseconds. `work` wakes readers, `changed` wakes leases.
 """
 
 import threading
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
 
 from steerpipe.core.errors import TransferError
 from steerpipe.core.ids import ExpertId
+from steerpipe.core.timeline import Timeline
 from steerpipe.store.residency import Residency, SlotTable
 from steerpipe.transfer.counters import Tally
+from steerpipe.transfer.journey import Journey
 from steerpipe.transfer.link import BlockAddress, Piece
 from steerpipe.transfer.queue import Outcome, Reason, Transfer, TransferQueue
 from steerpipe.transfer.slabs import Slab, SlabPool
 from steerpipe.transfer.visit import CHUNK_BYTES, take_visit
-
-
-@dataclass(slots=True)
-class Journey:
-    """A block between `begin` and the end of its decoding."""
-
-    began_as: Reason
-    slab: Slab | None = None  # from its first chunk on
-    moved_bytes: int = 0
-    error: TransferError | None = None  # a chunk of it cannot be had
 
 
 class Ladder:
@@ -48,7 +40,11 @@ class Ladder:
         self.transient_limit = transient_limit
         self.ahead: set[ExpertId] = set()  # transient guesses of layer streaming that nobody has used
         self.broken: dict[ExpertId, TransferError] = {}  # LOADING, given up, and still pinned by who waits for them
+        self.wishes: deque[tuple[ExpertId, float]] = (
+            deque()
+        )  # guesses (and deadlines) for when the link has nothing to do
         self.hungry = 0  # leases that wait for slots: until they have them, nobody guesses
+        self.timeline: Timeline | None = None  # where reads, decodes and waits are noted
         self.closed = False
         self.crash: BaseException | None = None  # of a reader: a mistake of ours
         self._chunk_bytes = chunk_bytes
@@ -106,6 +102,17 @@ class Ladder:
             self._guessed[expert] = reason
         return begun
 
+    def wish(self, wanted: Iterable[tuple[ExpertId, float]]) -> None:
+        """(expert, deadline): all that is expected now. Each gets a slot only when the link has nothing else to do, in
+        this order; guesses on their way that are not among them are cut.
+        """
+        self.wishes = deque(wanted)
+        expected = {expert for expert, _ in self.wishes}
+        stale = [e for e, reason in self._guessed.items() if reason is Reason.PREFETCH and e not in expected]
+        self.withdraw([expert for expert in stale if expert not in self.ahead], Reason.PREFETCH)
+        if self.wishes:
+            self.work.notify()
+
     def withdraw(self, experts: Collection[ExpertId], reason: Reason) -> None:
         """Cuts guesses of that reason or a lesser one; those that have landed stay, unless they are transient."""
         for expert in experts:
@@ -134,13 +141,17 @@ class Ladder:
 
     @property
     def idle(self) -> bool:
-        return not self._journeys
+        return not self._journeys and not self.wishes
 
     # --- what readers do
 
     def next_visit(self) -> list[Piece]:
-        """Takes chunks from the queue, each with memory to go to."""
+        """Takes chunks from the queue, each with memory to go to; with nothing in it, begins what was wished for."""
         pieces = []
+        while self.wishes and self.queue.next_reason() is None:
+            expert, deadline = self.wishes.popleft()
+            if not self.guess(expert, Reason.PREFETCH, deadline, transient=True):
+                self.changed.notify_all()  # perhaps the last that was to be done
         for expert, offset, length in take_visit(self.queue, self.addresses, self._chunk_bytes):
             journey = self._journeys[expert]
             journey.slab = journey.slab or self.slabs.take()

@@ -38,26 +38,34 @@ class LadderLease:
         self._begun = False
 
     def __enter__(self) -> Self:
+        """Sends for what is missing; does not wait."""
+        with self._ladder.lock:
+            try:
+                self._classify()
+                self._ask()
+            except BaseException:  # an interrupt, say: nothing may stay pinned
+                self._let_go()
+                raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._ladder.lock:
-            for expert in (*self._wave, *self._loading):
-                self._ladder.let_go(expert)
-            self._wave, self._loading, self._wanted = [], {}, []
-            self._ladder.changed.notify_all()
+            self._let_go()
             if kind is None:
                 self._leave(self._of_layer[0].layer, self.routed)
+
+    def _let_go(self) -> None:
+        for expert in (*self._wave, *self._loading):
+            self._ladder.let_go(expert)
+        self._wave, self._loading, self._wanted = [], {}, []
+        self._ladder.changed.notify_all()
 
     def waves(self) -> Iterator[Wave]:
         """Once. Waits between waves; raises TransferError if an expert cannot be had."""
         assert not self._begun, "the waves of a lease come once"
         self._begun = True
-        with self._ladder.lock:
-            self._classify()
-            self._ask()
         if self._wave:
             yield self._as_wave()
         while self._wanted or self._loading:
@@ -134,7 +142,10 @@ class LadderLease:
             ladder.hungry -= hungry
             self._ask()
             self._wave = ladder.table.ready(self._loading)
-        seconds = time.perf_counter() - begin
+        now = time.perf_counter()
+        seconds = now - begin
+        if ladder.timeline is not None:
+            ladder.timeline.span("stream 0: waits", f"layer {self._of_layer[0].layer}", begin, now)
         if all_late:
             ladder.tally.late_seconds += seconds
         else:

@@ -1,7 +1,8 @@
 """From forecasts to transfers. Pure: no clock, no lock, no torch.
 
-A guess is worth what it is expected to save: its probability times the part of its transfer that fits in before its
-layer comes. All blocks of a model are about the same size, so that is also its worth per byte.
+A byte that is moved before its layer comes saves its share of a stall if its expert is used, so what it is expected to
+save is its expert's probability, whatever its size and its layer: the most confident go first. A guess is taken while
+some of it fits into the link time that is left before its layer, after the guesses taken before it.
 """
 
 from collections.abc import Sequence
@@ -15,17 +16,12 @@ from steerpipe.core.ids import ExpertId
 
 
 @dataclass(frozen=True, slots=True)
-class LinkPace:
-    """As measured: one block over the link (Tx), and one layer's compute without stalls (Tc)."""
+class PlanLimits:
+    """`block_seconds`: one block over the link, as measured. `most`: guesses on their way at once.
+    `least_probability`: below it a guess displaces more than it brings.
+    """
 
     block_seconds: float
-    layer_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class PlanLimits:
-    """`most`: guesses on their way at once. `least_probability`: below it a guess displaces more than it brings."""
-
     most: int
     least_probability: float
 
@@ -34,29 +30,38 @@ class PlanLimits:
 class Guess:
     expert: ExpertId
     probability: float
-    deadline: float  # its layer's router decides: what has not landed by then goes on as demand, or is cut
+    deadline: float  # when its layer's router decides
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    send: tuple[Guess, ...]  # the most valuable first; perhaps on their way already
+    send: tuple[Guess, ...]  # by confidence; some may be on their way already
     protect: tuple[ExpertId, ...]  # likely enough to be used soon: not to be evicted for a guess
 
 
-def plan(
-    forecasts: Sequence[Forecast], ready: Sequence[NDArray[np.bool_]], pace: LinkPace, limits: PlanLimits, now: float
-) -> Plan:
-    """`ready[i]`: which experts of `forecasts[i].layer` are there. Seconds are on the clock of the forecasts."""
-    offers: list[tuple[float, Guess]] = []
+def plan(forecasts: Sequence[Forecast], ready: Sequence[NDArray[np.bool_]], limits: PlanLimits, now: float) -> Plan:
+    """`ready[i]`: which experts of `forecasts[i].layer` are there. `now` is on the clock of the forecasts."""
+    offers: list[Guess] = []
     protect: list[ExpertId] = []
     for forecast, there in zip(forecasts, ready, strict=True):
         likely = forecast.probability >= limits.least_probability
         protect.extend(ExpertId(forecast.layer, int(each)) for each in np.flatnonzero(likely & there))
-        window = min(pace.block_seconds, max(forecast.needed_by_seconds - now, 0.0))
-        for each in np.flatnonzero(likely & ~there):
-            probability = float(forecast.probability[each])
-            guess = Guess(ExpertId(forecast.layer, int(each)), probability, forecast.needed_by_seconds)
-            offers.append((probability * window, guess))
-    offers.sort(key=lambda offer: (-offer[0], offer[1].deadline, offer[1].expert))
-    sent = tuple(guess for worth, guess in offers[: limits.most] if worth > 0)
+        offers.extend(
+            Guess(ExpertId(forecast.layer, int(each)), float(forecast.probability[each]), forecast.needed_by_seconds)
+            for each in np.flatnonzero(likely & ~there)
+        )
+    offers.sort(key=lambda guess: (-guess.probability, guess.deadline, guess.expert))
+    sent = _fitting(offers, limits, now)
     return Plan(sent, (*protect, *(guess.expert for guess in sent)))
+
+
+def _fitting(offers: Sequence[Guess], limits: PlanLimits, now: float) -> tuple[Guess, ...]:
+    """Those that can begin before their deadline, the link moving what is due sooner first."""
+    taken: list[Guess] = []
+    for guess in offers:
+        if len(taken) == limits.most:
+            break
+        ahead = sum(each.deadline <= guess.deadline for each in taken) * limits.block_seconds
+        if now + ahead < guess.deadline:
+            taken.append(guess)
+    return tuple(taken)

@@ -7,10 +7,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from steerpipe.core.ids import ExpertId
 from steerpipe.core.protocols import ExpertWeights
+from steerpipe.core.timeline import Timeline
 from steerpipe.store import slots as arena
 from steerpipe.store.policies import Policy, make_policy
 from steerpipe.store.reader import Pack
@@ -22,6 +25,7 @@ from steerpipe.transfer.fetch import Fetcher
 from steerpipe.transfer.ladder import Ladder
 from steerpipe.transfer.lease import LadderLease
 from steerpipe.transfer.link import BlockAddress, Link, LinkRate, PacedLink
+from steerpipe.transfer.plan import Plan
 from steerpipe.transfer.queue import Reason
 from steerpipe.transfer.ram import RamTier
 from steerpipe.transfer.stream import LayerStream
@@ -123,6 +127,20 @@ class LadderSource:
             self._ladder.check_usable()
             return sum(self._ladder.guess(expert, reason, deadline, transient=True) for expert in experts)
 
+    def steer(self, plan: Plan) -> None:
+        """What is expected now, in place of what was expected before. Never waits; costs idle link time only."""
+        wanted = sorted(plan.send, key=lambda guess: guess.deadline)  # the link moves what is due sooner first
+        with self._ladder.lock:
+            self._ladder.check_usable()
+            self._ladder.wish((guess.expert, guess.deadline) for guess in wanted)
+            self._ladder.table.protect(plan.protect)
+
+    def ready(self, layer: int) -> NDArray[np.bool_]:
+        """Which experts of `layer` are in a slot, ready."""
+        with self._ladder.lock:
+            there = {expert.expert for expert in self._ladder.table.ready(self._of_layer[layer])}
+        return np.array([index in there for index in range(len(self._of_layer[layer]))])
+
     def warm(self, experts: Iterable[ExpertId]) -> int:
         """Sends for experts that are worth a slot of their own, such as those of the last run. Never waits."""
         with self._ladder.lock:
@@ -139,6 +157,10 @@ class LadderSource:
         with self._ladder.lock:
             self._ladder.table.protect(experts)
 
+    def record(self, timeline: Timeline | None) -> None:
+        """Notes reads, decodes and waits there from now on; None: nowhere."""
+        self._ladder.timeline = timeline
+
     def counters(self) -> LadderCounters:
         """Since the start; subtract an earlier snapshot for an interval."""
         with self._ladder.lock:
@@ -149,6 +171,22 @@ class LadderSource:
     def rate(self) -> LinkRate:
         """Of the link, as measured."""
         return self._fetcher.meter.snapshot()
+
+    @property
+    def block_seconds(self) -> float:
+        """One block from the link into its slot, as measured so far; 0 before the first."""
+        rate, tally = self._fetcher.meter.snapshot(), self._ladder.tally
+        moved = sum(each.transfers for each in tally.of.values())
+        return (rate.busy_seconds + tally.decode_seconds) / moved if moved else 0.0
+
+    @property
+    def waited_seconds(self) -> float:
+        """Leases have waited so long in all."""
+        return self._ladder.tally.stall_seconds + self._ladder.tally.late_seconds
+
+    @property
+    def slots(self) -> int:
+        return self._ladder.table.slots
 
     @property
     def fast_bytes(self) -> int:

@@ -73,7 +73,10 @@ class Readers:
         return []
 
     def _serve(self, run: list[Piece]) -> None:
-        for piece, error in zip(run, self._fetcher.read(run), strict=True):
+        begin = time.perf_counter()
+        errors = self._fetcher.read(run)
+        self._note(run, begin)
+        for piece, error in zip(run, errors, strict=True):
             with self._ladder.lock:
                 if error is not None:
                     self._ladder.failed(piece, error)
@@ -81,6 +84,11 @@ class Readers:
                 slab = self._ladder.arrived(piece)
             if slab is not None:
                 self._land(piece.address, slab)
+
+    def _note(self, run: list[Piece], begin: float) -> None:
+        if (timeline := self._ladder.timeline) is not None:
+            named = ", ".join(f"{piece.address.expert.layer}:{piece.address.expert.expert}" for piece in run)
+            timeline.span("stream 1: link", f"read {named}", begin, time.perf_counter())
 
     def _land(self, address: BlockAddress, slab: Slab) -> None:
         """The block is whole: from slab to slot."""
@@ -94,7 +102,12 @@ class Readers:
         self._fetcher.link.keep(address, slab.view)
         self._decode(address, slab)
         with self._ladder.lock:
-            self._ladder.tally.decode_seconds += time.perf_counter() - begin
+            now = time.perf_counter()
+            self._ladder.tally.decode_seconds += now - begin
+            if self._ladder.timeline is not None:
+                self._ladder.timeline.span(
+                    "stream 1: decode", f"{address.expert.layer}:{address.expert.expert}", begin, now
+                )
             self._ladder.ready(address.expert)
 
     def _decode(self, address: BlockAddress, slab: Slab) -> None:

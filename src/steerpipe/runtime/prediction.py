@@ -1,0 +1,112 @@
+"""What a model's prediction is made of: its trained predictors where there are some, its own routers where not."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from steerpipe.core.errors import ConfigError
+from steerpipe.core.protocols import ForwardTap
+from steerpipe.model.spec import ModelSpec
+from steerpipe.model.weights import ModelWeights
+from steerpipe.predict import files
+from steerpipe.predict.by_horizon import ByHorizon
+from steerpipe.predict.lookahead import RouterLookahead
+from steerpipe.predict.protocol import RoutingPredictor
+from steerpipe.predict.records import Geometry
+from steerpipe.predict.reuse import ReuseForecast
+from steerpipe.predict.reuse_file import NAME as REUSE_FILE
+from steerpipe.predict.reuse_file import load_reuse
+from steerpipe.predict.routers import routers_of_weights
+from steerpipe.predict.shipped import for_model
+from steerpipe.predict.trials import Verdict
+from steerpipe.runtime.reuse_tap import ReuseTap
+from steerpipe.runtime.steering import Steering
+from steerpipe.store.policies import Reuse
+from steerpipe.transfer.source import LadderSource, default_transient_limit
+
+HORIZONS = (1, 2)  # beyond two layers replay finds little more, and every horizon costs a product per layer
+
+
+def geometry_of(spec: ModelSpec) -> Geometry | None:
+    """None: layers differ in their experts, or there are too few to predict anything."""
+    shapes = {(spec.moe(layer).experts, spec.moe(layer).top_k) for layer in spec.moe_layers}
+    if len(shapes) != 1 or len(spec.moe_layers) < 2:
+        return None
+    ((experts, top_k),) = shapes
+    return Geometry(len(spec.moe_layers), experts, top_k, spec.hidden) if top_k < experts else None
+
+
+def predictors_for(spec: ModelSpec, weights: ModelWeights, folder: Path) -> list[RoutingPredictor]:
+    """Those that are worth a trial, the most promising first. A model never seen before has its own routers."""
+    routers = routers_of_weights(spec, weights)
+    shared = all(spec.moe(layer).shared_width for layer in spec.moe_layers)
+    found: list[RoutingPredictor] = []
+    shipped = for_model(folder)
+    heads = {} if shipped is None else {h: file for h, file in shipped.heads().items() if h in HORIZONS}
+    if heads:
+        found.append(ByHorizon("trained heads", {h: files.load(file, routers) for h, file in heads.items()}))
+    if shipped is not None and "lookahead" in shipped.files:
+        found.append(files.load(shipped.files["lookahead"], routers))
+    else:
+        found.append(RouterLookahead(routers, shared=shared, horizons=HORIZONS))
+    return found
+
+
+def reuse_for(folder: Path) -> ReuseForecast | None:
+    """The model's forecast of reuse, where somebody has trained one."""
+    shipped = for_model(folder)
+    return None if shipped is None or "reuse" not in shipped.files else load_reuse(shipped.folder / REUSE_FILE)
+
+
+def settle_policy(asked: str, forecast: ReuseForecast | None) -> str:
+    """The eviction policy: what was asked for, else the best that this model has."""
+    if asked == "reuse" and forecast is None:
+        raise ConfigError(
+            "the policy reuse needs a forecast, and this model has none that can be used here",
+            fix="use lfru; the embedded model comes with a forecast for the CPU (docs/reuse.md)",
+        )
+    if asked == "auto":
+        return "lfru" if forecast is None else "reuse"
+    return asked
+
+
+class Prediction:
+    """What watches the passes of an engine over a ladder, and what became of it."""
+
+    def __init__(
+        self, spec: ModelSpec, weights: ModelWeights, folder: Path, source: LadderSource, *, moves: bool
+    ) -> None:
+        """`moves`: experts are moved before they are needed, where that pays; without, only eviction is forecast."""
+        self.steering: Steering | None = None
+        self.verdicts: list[Verdict] = []
+        self.taps: list[ForwardTap] = []
+        forecast, geometry = reuse_for(folder), geometry_of(spec)
+        if forecast is not None and isinstance(source.policy, Reuse):
+            self.taps.append(ReuseTap(forecast, spec.moe_layers, source.policy, lambda: source.tokens))
+        if moves and geometry is not None:
+            limit = default_transient_limit(source.slots)
+            self.steering = Steering(
+                predictors_for(spec, weights, folder), geometry, spec.moe_layers, source,
+                most_guesses=limit, report=self.verdicts.append,
+            )  # fmt: skip
+            self.taps.append(self.steering)
+
+    def line(self) -> str | None:
+        """What is to be said about it, if there is anything."""
+        return self.verdicts[-1].line() if self.verdicts else None
+
+    def as_json(self) -> dict[str, Any] | None:
+        """The verdict of the last trial and the scores so far; None: nothing is predicted here."""
+        steering = self.steering
+        if steering is None:
+            return None
+        verdict = self.verdicts[-1] if self.verdicts else None
+        scores = {name: steering.scorecard.total(name) for name in steering.scorecard.names}
+        return {
+            "predictor": None if steering.predictor is None else steering.predictor.name,
+            "trial": verdict and {"seconds_per_token": dict(zip(verdict.names, verdict.seconds, strict=True))},
+            "scores": {
+                name: asdict(score) | {"recall": score.recall, "recall_on_misses": score.recall_on_misses}
+                for name, score in scores.items()
+            },
+        }

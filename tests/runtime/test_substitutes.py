@@ -1,0 +1,192 @@
+"""Lossy answers to a miss are what they say: dropped, stood in for, committed to, or made good later."""
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from steerpipe.core.errors import ConfigError
+from steerpipe.core.ids import ExpertId
+from steerpipe.core.protocols import ExpertWeights, Lease
+from steerpipe.core.quality import MissPolicy, QualityPlan, Substituted
+from steerpipe.model.moe import Route, expert_ffn, pair_up, run_experts
+from steerpipe.runtime.substitutes import Substitutes
+from steerpipe.store.resident import ResidentExperts
+from steerpipe.transfer.queue import Reason
+
+H, E, WIDTH, LAYERS, K, ROWS = 8, 6, 12, 4, 2, 3
+NAMES = (1, 3, 5, 7)  # decoder layers with experts
+
+
+@dataclass
+class HalfThere:
+    """A source of which only some experts are there; leases give anything, at once, and are remembered."""
+
+    there: set[ExpertId] = field(default_factory=set)
+    sent: list[ExpertId] = field(default_factory=list)
+    leased: list[ExpertId] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(0)
+        weights = [[ExpertWeights(torch.randn(2 * WIDTH, H), torch.randn(H, WIDTH)) for _ in range(E)] for _ in NAMES]
+        self.experts = ResidentExperts(dict(zip(NAMES, weights, strict=True)))
+        self.weights = weights
+
+    def ready(self, layer: int) -> np.ndarray:
+        return np.array([ExpertId(layer, e) in self.there for e in range(E)])
+
+    def prefetch(self, experts: Iterable[ExpertId], reason: Reason, deadline: float) -> int:
+        assert reason is Reason.PREFETCH and deadline == math.inf
+        self.sent += experts
+        return len(self.sent)
+
+    @contextmanager
+    def lease(self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None) -> Iterator[Lease]:
+        self.leased += [ExpertId(layer, e) for e in routed]
+        with self.experts.lease(layer, routed, keep) as lease:
+            yield lease
+
+
+def defaults() -> Tensor:
+    return torch.randn(LAYERS, E, H, generator=torch.Generator().manual_seed(1))
+
+
+def plan(policy: MissPolicy, **options: Sequence[int]) -> QualityPlan:
+    return QualityPlan.uniform(policy, LAYERS, K, **options)
+
+
+def routed() -> tuple[Tensor, Route]:
+    draw = torch.Generator().manual_seed(2)
+    return torch.randn(ROWS, H, generator=draw), Route(
+        torch.tensor([[0, 4], [4, 2], [1, 0]]), torch.rand(ROWS, K, generator=draw)
+    )
+
+
+def run(desk: Substitutes, source: HalfThere, number: int, x: Tensor, route: Route) -> Tensor:
+    settled = desk.settle(NAMES[number], x, route)
+    with source.lease(NAMES[number], list(pair_up(settled.route, settled.stand_ins))) as lease:
+        valid = torch.arange(ROWS)
+        return run_experts(x, settled.route, valid, lease, cell=1, stand_ins=settled.stand_ins)
+
+
+def by_hand(
+    source: HalfThere, number: int, x: Tensor, route: Route, stand_in: Tensor | None, there: set[int]
+) -> Tensor:
+    """Pair by pair; what is not there gives its stand-in, or nothing."""
+    total = torch.zeros(ROWS, H)
+    for row in range(ROWS):
+        for expert, gate in sorted(zip(route.experts[row].tolist(), route.gates[row], strict=True), key=lambda p: p[0]):
+            if expert in there:
+                out = expert_ffn(x[row : row + 1], source.weights[number][expert])[0]
+            else:
+                out = torch.zeros(H) if stand_in is None else stand_in[expert]
+            total[row] += gate * out
+    return total
+
+
+def some_there() -> HalfThere:
+    return HalfThere({ExpertId(3, 0), ExpertId(3, 1)})
+
+
+def test_what_is_dropped_adds_nothing_and_is_not_leased() -> None:
+    source, (x, route) = some_there(), routed()
+    desk = Substitutes(plan(MissPolicy.DROP), source, NAMES, None)
+    torch.testing.assert_close(run(desk, source, 1, x, route), by_hand(source, 1, x, route, None, {0, 1}))
+    assert source.leased == [ExpertId(3, 0), ExpertId(3, 1)]
+    assert desk.counts == Substituted(uses=6, substituted=3)
+
+
+def test_a_surrogate_is_the_default_vector_times_the_gate() -> None:
+    source, (x, route), means = some_there(), routed(), defaults()
+    desk = Substitutes(plan(MissPolicy.SURROGATE), source, NAMES, means)
+    torch.testing.assert_close(run(desk, source, 1, x, route), by_hand(source, 1, x, route, means[1], {0, 1}))
+    assert source.sent == [ExpertId(3, 2), ExpertId(3, 4)]  # the cache learns of them all the same
+
+
+def test_ranks_may_differ() -> None:
+    source, (x, route), means = HalfThere(), routed(), defaults()
+    mixed = QualityPlan(((MissPolicy.WAIT, MissPolicy.SURROGATE),) * LAYERS)
+    settled = Substitutes(mixed, source, NAMES, means).settle(NAMES[0], x, route)
+    assert settled.stand_ins is not None and settled.stand_ins.pairs == (1, 3, 5)  # rank 1 of each row
+    assert torch.equal(settled.stand_ins.vectors, means[0, [4, 2, 0]])
+
+
+@pytest.mark.parametrize("policy", [MissPolicy.DROP, MissPolicy.SURROGATE, MissPolicy.PATCH])
+def test_nothing_changes_where_everything_is_there(policy: MissPolicy) -> None:
+    source, (x, route) = HalfThere({ExpertId(layer, e) for layer in NAMES for e in range(E)}), routed()
+    desk = Substitutes(plan(policy), source, NAMES, defaults())
+    settled = desk.settle(NAMES[2], x, route)
+    assert settled.route is route and settled.stand_ins is None
+    assert desk.mend(NAMES[3]) is None and desk.counts == Substituted(uses=6)
+
+
+def test_a_patch_makes_the_surrogate_good_when_its_expert_has_come() -> None:
+    source, (x, route), means = some_there(), routed(), defaults()
+    desk = Substitutes(plan(MissPolicy.PATCH), source, NAMES, means)
+    assert desk.wants(decode=True)
+    now = run(desk, source, 1, x, route)
+    assert desk.mend(NAMES[2]) is None
+    source.there |= {ExpertId(3, 4)}
+    first = desk.mend(NAMES[2])
+    source.there |= {ExpertId(3, 2)}
+    second = desk.mend(NAMES[3])
+    assert first is not None and second is not None and desk.mend(NAMES[3]) is None
+    torch.testing.assert_close(now + first + second, by_hand(source, 1, x, route, None, set(range(E))))
+    assert desk.counts == Substituted(uses=6, substituted=3, patched=3)
+
+
+def test_a_patch_that_comes_too_late_is_left_out() -> None:
+    source, (x, route) = some_there(), routed()
+    late = QualityPlan(plan(MissPolicy.PATCH).policies, patch_layers=1)
+    desk = Substitutes(late, source, NAMES, defaults())
+    run(desk, source, 1, x, route)
+    assert desk.mend(NAMES[3]) is None  # two layers later, and nothing has come
+    source.there |= {ExpertId(3, 2), ExpertId(3, 4)}
+    assert desk.mend(NAMES[3]) is None
+
+
+def test_a_patch_does_not_outlive_its_token() -> None:
+    source, (x, route) = some_there(), routed()
+    desk = Substitutes(plan(MissPolicy.PATCH), source, NAMES, defaults())
+    run(desk, source, 3, x, route)
+    assert desk.wants(decode=True)
+    source.there |= {ExpertId(7, e) for e in range(E)}
+    assert desk.mend(NAMES[0]) is None
+
+
+class Said:
+    def propose(self, number: int) -> Route | None:
+        return Route(torch.tensor([[0, 3], [2, 4], [5, 3]]), torch.full((ROWS, K), 0.25)) if number else None
+
+    def weigh(self, number: int, x: Tensor, experts: Tensor) -> Tensor:
+        return experts.float() / 10
+
+
+@pytest.mark.parametrize("policy", [MissPolicy.COMMIT, MissPolicy.COMMIT_TRUE])
+def test_commit_runs_what_was_predicted(policy: MissPolicy) -> None:
+    source, (x, route) = HalfThere(), routed()
+    desk = Substitutes(plan(policy), source, NAMES, None, Said())
+    assert desk.settle(NAMES[0], x, route).route is route  # layer 0 waits: nothing was predicted for it
+    settled = desk.settle(NAMES[1], x, route)
+    assert settled.route.experts.tolist() == [[0, 3], [2, 4], [5, 3]] and settled.stand_ins is None
+    want = torch.full((ROWS, K), 0.25) if policy is MissPolicy.COMMIT else settled.route.experts / 10
+    assert torch.equal(settled.route.gates, want)
+    assert desk.counts.uses == 12 and desk.counts.substituted == 3 + 2 - 2  # 3, 5 and 3 are not what was routed to
+
+
+def test_prompts_are_exact() -> None:
+    desk = Substitutes(plan(MissPolicy.DROP), HalfThere(), NAMES, None)
+    assert desk.wants(decode=True) and not desk.wants(decode=False)
+    assert Substitutes(plan(MissPolicy.DROP), HalfThere(), NAMES, None, in_prompts=True).wants(decode=False)
+
+
+def test_impossible_policies_are_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match="without a GPU"):
+        Substitutes(plan(MissPolicy.CPU), HalfThere(), NAMES, None)
+    with pytest.raises(ConfigError, match="default vectors"):
+        Substitutes(plan(MissPolicy.PATCH), HalfThere(), NAMES, None)
