@@ -48,7 +48,13 @@ check: venv  ## ruff, mypy and the import ladder
 mutants: venv  ## plants faults in a copy of src; each must be caught by its tests
 	$(ONE_THREAD) $(BIN)/python tools/mutants.py --workers $(WORKERS) $(ARGS)
 
-test-slow: venv  ## the tests marked slow
+# lm-eval, which one test runs: 53 packages that nothing else needs, where nothing else sees them.
+build/lm-eval/.ready: tests/server/lm-eval.lock .venv/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --upgrade \
+	  --target build/lm-eval -r tests/server/lm-eval.lock
+	@touch $@
+
+test-slow: venv build/lm-eval/.ready  ## the tests marked slow
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -m "slow and not gpu" $(ARGS)
 
 # Only folders whose tests import nothing but torch, transformers, Triton, pytest and hypothesis: a machine with a GPU

@@ -27,7 +27,7 @@ def test_the_json_object_is_consistent(model: Path) -> None:
     found = answer(model, "--max-tokens", "32", "--logprobs", "5")
     assert {"text", "token_ids", "logprobs", "finish_reason", "timings"} <= found.keys()
     timings = found["timings"]
-    assert timings.keys() == {"prompt_n", "prompt_ms", "predicted_n", "predicted_ms"}
+    assert timings.keys() == {"prompt_n", "prompt_ms", "predicted_n", "predicted_ms", "cache_n", "queued_ms"}
     assert len(found["logprobs"]) == len(found["token_ids"]) == timings["predicted_n"] == 32
     assert timings["prompt_n"] == len(found["prompt_token_ids"]) > 0
     assert timings["prompt_ms"] > 0 and timings["predicted_ms"] > 0
@@ -237,3 +237,18 @@ def test_a_warning_of_transformers_stays_inside(tmp_path: Path, model: Path) -> 
     folders.edit_json(folder / "tokenizer_config.json", tokenizer_class="LlamaTokenizerFast")
     folders.write_json(folder / "generation_config.json", {"temperature": 0.1, "top_k": 3, "do_sample": False})
     assert answer(folder)["finish_reason"] == "length"
+
+
+def test_a_timeline_has_compute_reads_and_waits(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    answer(model, "--max-tokens", "4", "--fast-memory", "25%", "--timeline", str(file))
+    events = json.loads(file.read_text())["traceEvents"]
+    lanes = {event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert {"stream 0: compute", "stream 0: waits", "stream 1: link", "stream 1: decode"} == lanes
+    assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
+
+
+def test_a_timeline_of_a_model_that_is_held_whole_is_refused(model: Path, tmp_path: Path) -> None:
+    failed = generate(model, "--timeline", str(tmp_path / "trace.json"))
+    assert failed.exit_code == 2 and "ladder" in failed.stderr
+    assert not list(tmp_path.iterdir())

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from steerpipe.core.ids import SequenceId
 from steerpipe.core.sampling import SamplingSettings
+from steerpipe.engine.prefixes import PrefixStore
 from steerpipe.engine.request import Request, Sequence
 from steerpipe.engine.scheduler import DecodeStep, PrefillStep, Scheduler, reserved_blocks
 from steerpipe.engine.text import TextStream
@@ -38,11 +39,20 @@ class Bench:
 
     def __init__(self, *, blocks: int = 100, max_batch: int = 8, prefill_chunk: int = 32) -> None:
         self.pool = KvPool(SPEC, torch.float32, torch.device("cpu"), blocks)
-        self.scheduler = Scheduler(capacity_blocks=blocks, max_batch=max_batch, prefill_chunk=prefill_chunk)
+        self.scheduler = Scheduler(PrefixStore(self.pool), max_batch=max_batch, prefill_chunk=prefill_chunk)
         self.made = 0
 
-    def add(self, prompt: int, limit: int = 50, *, batched: bool = True) -> Sequence:
-        request = Request(tuple(range(prompt)), SamplingSettings(), batched)
+    def add(
+        self, prompt: int, limit: int = 50, *, batched: bool = True, scope: str | None = None, background: bool = False
+    ) -> Sequence:
+        request = Request(
+            tuple(range(prompt)),
+            SamplingSettings(),
+            batched,
+            scope=scope,
+            prompt_only=background,
+            background=background,
+        )
         sequence = Sequence(
             SequenceId(self.made), request, seed=0, limit=limit, stream=TextStream(NoText()), kv=self.pool.sequence()
         )
@@ -103,7 +113,7 @@ def test_a_chunk_ends_on_a_cell_s_edge_wherever_it_starts() -> None:
 
 def test_prefill_chunks_are_whole_cells() -> None:
     with pytest.raises(AssertionError, match="prefill chunks are whole cells"):
-        Scheduler(capacity_blocks=1, max_batch=1, prefill_chunk=24)
+        Bench(prefill_chunk=24)
 
 
 def test_prefill_and_decode_take_turns() -> None:
@@ -216,3 +226,89 @@ def test_every_sequence_is_answered_within_the_capacity(
         assert steps < 10_000
     assert [len(s.answer) for s in sequences] == [limit for _, limit, _ in wanted]
     assert bench.pool.live_blocks == 0
+
+
+# --- users
+
+
+def test_a_user_with_many_requests_does_not_keep_another_out() -> None:
+    bench = Bench(max_batch=2)
+    many = [bench.add(1, limit=4, scope="many") for _ in range(6)]
+    one = bench.add(1, limit=4, scope="one")
+    while not one.answer:
+        bench.step()
+    assert sum(bool(sequence.answer) for sequence in many) <= 2
+
+
+def test_users_share_the_batch_in_equal_parts() -> None:
+    bench = Bench(max_batch=4)
+    for scope in ("a", "a", "a", "a", "b", "b", "b", "b"):
+        bench.add(1, limit=9, scope=scope)
+    step = None
+    while not (isinstance(step, DecodeStep) and len(step.sequences) == 4):
+        step = bench.step()
+    assert sorted(str(s.request.scope) for s in step.sequences) == ["a", "a", "b", "b"]
+
+
+def test_prompts_of_two_users_take_turns() -> None:
+    bench = Bench(prefill_chunk=16)
+    bench.add(64, scope="a")
+    bench.add(32, scope="b")
+    order = [s.sequence.request.scope for _ in range(6) if isinstance(s := bench.step(), PrefillStep)]
+    assert order[:4] == ["a", "b", "a", "b"]
+
+
+def test_a_waiting_request_is_found_and_removed() -> None:
+    bench = Bench(max_batch=1)
+    bench.add(1, limit=5, scope="a")
+    waiting = bench.add(1, limit=5, scope="b")
+    bench.step()
+    assert (bench.scheduler.running, bench.scheduler.waiting) == (1, 1)
+    bench.scheduler.remove(waiting)
+    assert (bench.scheduler.running, bench.scheduler.waiting) == (1, 0)
+
+
+# --- the background
+
+
+def test_the_background_waits_while_anything_else_runs() -> None:
+    bench = Bench(prefill_chunk=16)
+    answer = bench.add(20, limit=6)
+    behind = bench.add(100, limit=0, scope="a", background=True)
+    while bench.scheduler.find(answer.id) is not None:
+        assert behind.kv.length == 0
+        bench.step()
+    bench.step()
+    assert behind.kv.length == 16
+
+
+def test_a_request_takes_the_place_of_a_background_sequence_which_goes_on_later_where_it_stood() -> None:
+    bench = Bench(blocks=3, max_batch=1, prefill_chunk=128)
+    behind = bench.add(300, limit=0, scope="a", background=True)
+    bench.step()
+    assert behind.kv.length == 128
+    answer = bench.add(100, limit=3, scope="b")
+    bench.step()
+    assert answer.kv.length == 100 and behind.kv.length == 0
+    while bench.scheduler.find(answer.id) is not None:
+        bench.step()
+    step = bench.step()
+    assert isinstance(step, PrefillStep) and step.sequence is behind
+    assert behind.kv.length == 256, "the first 128 tokens were kept"
+
+
+def test_room_that_the_background_holds_is_given_to_a_request() -> None:
+    bench = Bench(blocks=2, prefill_chunk=128)
+    behind = bench.add(250, limit=0, scope="a", background=True)
+    bench.step()
+    answer = bench.add(200, limit=20)
+    bench.step()
+    assert answer.kv.length == 128 and behind.kv.length == 0
+    bench.scheduler.remove(behind)
+    bench.scheduler.remove(answer)
+    assert bench.scheduler.idle
+
+
+def test_only_a_prompt_can_wait_in_the_background() -> None:
+    with pytest.raises(AssertionError, match="nobody waits"):
+        Request((1, 2), SamplingSettings(), background=True)

@@ -12,10 +12,10 @@ from typing import Annotated
 import typer
 
 from steerpipe import __version__
-from steerpipe.cli import bench, generate, machine, packs, replay
+from steerpipe.cli import arena, bench, generate, machine, packs, plan, replay, serve, trace, train
 from steerpipe.cli.shared import app
 
-__all__ = ["app", "bench", "generate", "machine", "main", "packs", "replay"]
+__all__ = ["app", "arena", "bench", "generate", "machine", "main", "packs", "plan", "replay", "serve", "trace", "train"]
 
 
 def _show_version(wanted: bool) -> None:

@@ -36,6 +36,13 @@ def show_timings(completion: "Completion", counters: "LadderCounters | None") ->
         console.print(f"[dim]{split_line(completion, counters)}[/dim]")
 
 
+def show_prediction(pipe: "Pipeline") -> None:
+    """One line where a trial of the predictors has ended: who is on, or that none pays."""
+    line = pipe.prediction.line() if pipe.prediction is not None else None
+    if line is not None:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[dim]{line}[/dim]")
+
+
 def split_line(completion: "Completion", counters: "LadderCounters") -> str:
     """compute + demand stall + late = the answer's time; disk is what ran beside it."""
     total = completion.timings.prompt_ms + completion.timings.predicted_ms

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steerpipe.cli.answers import show_memory, show_timings
+from steerpipe.cli.answers import show_memory, show_prediction, show_timings
 from steerpipe.cli.shared import Debug, Json, Model, app, guarded, progress_bar, quiet_transformers
 from steerpipe.core.errors import InputError
+from steerpipe.core.timeline import Timeline
 
 if TYPE_CHECKING:
     from steerpipe.core.config import EngineConfig
     from steerpipe.core.events import Completion
+    from steerpipe.runtime.answer import Answer
     from steerpipe.runtime.pipeline import Pipeline
 
 
@@ -47,12 +49,16 @@ def generate(
     ram: Annotated[str | None, typer.Option(help="memory for experts in RAM, slots included without a GPU")] = None,
     pin: Annotated[str | None, typer.Option(help="how much of it a GPU copies from directly: auto, 8GiB, 0")] = None,
     pace: Annotated[str | None, typer.Option(help="slow the link to the experts to so many bytes per second")] = None,
-    policy: Annotated[str | None, typer.Option(help="which expert leaves a slot first: lfru or lru")] = None,
+    policy: Annotated[str | None, typer.Option(help="who leaves a slot first: auto, reuse, lfru or lru")] = None,
+    predict: Annotated[str | None, typer.Option(help="move experts before they are needed: auto or off")] = None,
     profile: Annotated[
         bool | None,
         typer.Option("--profile/--no-profile", help="learn from the last run, and let the next learn"),
     ] = None,
     cache_dir: Annotated[str | None, typer.Option(help="where packs of checkpoints are kept")] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(help="write compute, reads and waits as a trace for Perfetto or Chrome")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with a table named engine")] = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -64,7 +70,7 @@ def generate(
     flags = {
         "dtype": dtype, "device": device, "threads": threads, "max_context": max_context,
         "prefill_chunk": prefill_chunk, "kv_memory": kv_memory, "fast_memory": fast_memory, "ram": ram, "pin": pin,
-        "pace": pace, "policy": policy, "profile": profile, "cache_dir": cache_dir,
+        "pace": pace, "policy": policy, "predict": predict, "profile": profile, "cache_dir": cache_dir,
     }  # fmt: skip
     sampling = {
         "max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
@@ -78,23 +84,34 @@ def generate(
         text = _prompt_text(prompt)
         turns = _turns(text, system, raw)
         SamplingSettings().override(**sampling)  # a wrong value is told before gigabytes are read
-        with _open_pipeline(model, load_config(flags, file=config), quiet=as_json) as pipe:
+        spans = Timeline() if timeline is not None else None
+        with _open_pipeline(model, load_config(flags, file=config), spans, quiet=as_json) as pipe:
+            if spans is not None and (pipe.budget.resident or pipe.config.device != "cpu"):
+                raise InputError("a timeline is of a ladder on the CPU", fix="give --device cpu --fast-memory 25%")
             answer = pipe.stream(turns, raw=raw, **sampling)
-            if as_json:
-                plain = sys.stdout.encoding.lower() != "utf-8"
-                print(json.dumps(completion_json(answer.completion, pipe), ensure_ascii=plain), flush=True)
-                return
-            show_memory(pipe)
-            for event in answer:
-                print(event.text, end="", flush=True)
-            print()
-            show_timings(answer.completion, pipe.counters())
+            _tell(answer, pipe, as_json=as_json)
+            if spans is not None and timeline is not None:
+                spans.write(timeline)
 
     guarded(run, debug)
 
 
+def _tell(answer: "Answer", pipe: "Pipeline", *, as_json: bool) -> None:
+    if as_json:
+        plain = sys.stdout.encoding.lower() != "utf-8"
+        print(json.dumps(completion_json(answer.completion, pipe), ensure_ascii=plain), flush=True)
+        return
+    show_memory(pipe)
+    for event in answer:
+        print(event.text, end="", flush=True)
+    print()
+    show_timings(answer.completion, pipe.counters())
+    show_prediction(pipe)
+
+
 def completion_json(completion: "Completion", pipe: "Pipeline") -> dict[str, Any]:
-    """The form of `generate --json`. `logprobs` is null unless asked for, `experts` where every expert is resident."""
+    """The form of `generate --json`. `logprobs` is null unless asked for, `experts` and
+    `prediction` where every expert is resident."""
     decode, counters = pipe.codec.decode, pipe.counters()
     entries = [
         {
@@ -115,6 +132,7 @@ def completion_json(completion: "Completion", pipe: "Pipeline") -> dict[str, Any
         "config": {name: value for name, value in asdict(pipe.config).items() if name != "choices"},
         "memory": [asdict(row) for row in pipe.memory],
         "experts": counters and asdict(counters),
+        "prediction": pipe.prediction and pipe.prediction.as_json(),
     }
 
 
@@ -141,9 +159,9 @@ def _turns(text: str, system: str | None, raw: bool) -> Any:
     return [ChatMessage("system", system), ChatMessage("user", text)]
 
 
-def _open_pipeline(model: str | None, config: "EngineConfig", *, quiet: bool) -> "Pipeline":
+def _open_pipeline(model: str | None, config: "EngineConfig", timeline: Timeline | None, *, quiet: bool) -> "Pipeline":
     from steerpipe.runtime.pipeline import Pipeline
 
     quiet_transformers()
     with progress_bar("loading", quiet=quiet) as progress:
-        return Pipeline(model, config=config, progress=progress)
+        return Pipeline(model, config=config, progress=progress, timeline=timeline)

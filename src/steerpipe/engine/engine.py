@@ -2,51 +2,34 @@
 
 import itertools
 import time
-from collections.abc import Iterator
-from collections.abc import Sequence as Items
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TypeVar
-
-from torch import Tensor
+from dataclasses import dataclass
 
 from steerpipe.core.errors import RequestError, SteerpipeError
-from steerpipe.core.events import Completion, FinishReason, RoutingRecord, SequenceFailed, TokenEvent
+from steerpipe.core.events import Completion, FinishReason, PromptEvent, SequenceFailed, TokenEvent
 from steerpipe.core.ids import SequenceId
 from steerpipe.core.protocols import RoutingSink
 from steerpipe.core.random import fresh_seed
+from steerpipe.engine.prefixes import PrefixStore
 from steerpipe.engine.request import Request, Sequence
 from steerpipe.engine.scheduler import DecodeStep, PrefillStep, Scheduler, reserved_blocks
+from steerpipe.engine.step import Experts, StepRunner
 from steerpipe.engine.tokenizer import TextCodec
-from steerpipe.model.cells import CELL
-from steerpipe.model.decoder import StepDecoder, StepRows, decode_rows, prefill_rows
-from steerpipe.model.kv_cache import KvPool
-from steerpipe.model.sampling import Sampled, sample_row
+from steerpipe.model.decoder import StepDecoder
+from steerpipe.model.kv_cache import BLOCK, KvPool
+from steerpipe.model.sampling import Sampled
 
-Event = TokenEvent | SequenceFailed
-Experts = TypeVar("Experts")  # what the decoder at hand computes with: an ExpertSource or a BlockSource
+Event = TokenEvent | PromptEvent | SequenceFailed
 
 
-@dataclass(slots=True)
-class _Records:
-    """A RoutingSink that holds what it is given."""
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """How busy an engine is, at one moment."""
 
-    held: list[RoutingRecord] = field(default_factory=list)
-
-    def observe(self, record: RoutingRecord) -> None:
-        self.held.append(record)
-
-
-@contextmanager
-def _undone_on_error(*sequences: Sequence) -> Iterator[None]:
-    """Whatever ends a step early, an interrupt too, leaves the KV as it was: the step can then be run again."""
-    before = [sequence.kv.length for sequence in sequences]
-    try:
-        yield
-    except BaseException:
-        for sequence, length in zip(sequences, before, strict=True):
-            sequence.kv.truncate(length)
-        raise
+    running: int  # sequences
+    waiting: int
+    live_blocks: int  # of the KV pool
+    kept_blocks: int  # of them, in prompts that are kept for reuse
+    capacity_blocks: int
 
 
 class Engine:
@@ -65,21 +48,14 @@ class Engine:
         prefill_chunk: int,
         sink: RoutingSink | None = None,
     ) -> None:
-        def compute(rows: StepRows, wanted: Items[int], sink: RoutingSink | None) -> Tensor:
-            return decoder.forward(rows, experts, wanted, sink)
-
-        self._compute = compute
-        self._rows_device = decoder.rows_device
-        self._vocab = decoder.spec.vocab
+        self._runner = StepRunner(decoder, experts, sink)
         self._pool = pool
         self._codec = codec
         self._ends = end_tokens
         self._max_context = max_context
-        self._sink = sink
         self._ids = itertools.count()
-        self._scheduler = Scheduler(
-            capacity_blocks=pool.capacity_blocks, max_batch=max_batch, prefill_chunk=prefill_chunk
-        )
+        self._prefixes = PrefixStore(pool)
+        self._scheduler = Scheduler(self._prefixes, max_batch=max_batch, prefill_chunk=prefill_chunk)
         self._finished: dict[SequenceId, Completion] = {}
 
     def submit(self, request: Request) -> SequenceId:
@@ -108,6 +84,22 @@ class Engine:
     def idle(self) -> bool:
         return self._scheduler.idle
 
+    @property
+    def compute_seconds(self) -> float:
+        """In forward passes and in choosing tokens, since the start."""
+        return self._runner.seconds
+
+    @property
+    def compute_thread_seconds(self) -> float:
+        """Of them, those in which the engine's thread ran."""
+        return self._runner.thread_seconds
+
+    @property
+    def load(self) -> EngineLoad:
+        pool, scheduler = self._pool, self._scheduler
+        kept = self._prefixes.held_blocks
+        return EngineLoad(scheduler.running, scheduler.waiting, pool.live_blocks, kept, pool.capacity_blocks)
+
     def step(self) -> list[Event]:
         """One prefill chunk or one decode step; what came of it. A sequence that fails does not stop the others."""
         step = self._scheduler.next_step()  # who runs
@@ -135,53 +127,48 @@ class Engine:
         self.cancel(sequence_id)
         self._finished.pop(sequence_id, None)
 
+    def forget_prefixes(self) -> None:
+        """Gives up every prompt that is kept for reuse."""
+        self._prefixes.clear()
+
     def check_integrity(self) -> None:
-        """When idle, nothing may be held."""
-        assert not self.idle or self._pool.live_blocks == 0, f"{self._pool.live_blocks} KV blocks leaked"
+        """When idle, nothing may be held but prompts that are kept for reuse."""
+        leaked = self._pool.live_blocks - self._prefixes.held_blocks
+        assert not self.idle or leaked == 0, f"{leaked} KV blocks leaked"
 
     def _prefill(self, step: PrefillStep) -> list[Event]:
         sequence = step.sequence
         sequence.started = sequence.started or time.perf_counter()
         try:
-            with _undone_on_error(sequence):
-                rows = prefill_rows(sequence.id, sequence.kv, step.tokens, self._rows_device, last=step.last)
-                logits = self._forward(rows, [len(step.tokens) - 1] if step.last else [])
-                sampled = sample_row(logits[0], sequence.sampling_context()) if step.last else None
+            done = self._runner.prefill(step)
         except SteerpipeError as error:
             return [self._fail(sequence, error)]
-        return [self._settle(sequence, sampled)] if sampled is not None else []
+        sequence.prompt_logprobs += [score.logprob for score in done.scores if score.logprob is not None]
+        sequence.prompt_top_logprobs += [score.top for score in done.scores]
+        return self._settle_prompt(sequence, done.first) if step.last else []
+
+    def _settle_prompt(self, sequence: Sequence, sampled: Sampled | None) -> list[Event]:
+        request = sequence.request
+        if request.scope is not None:  # whole blocks: a shared tail would have to be copied when the answer goes on
+            whole = len(request.prompt_ids) // BLOCK * BLOCK
+            self._prefixes.keep(request.scope, request.prompt_ids[:whole], sequence.kv.fork(whole))
+        events: list[Event] = []
+        if request.prompt_logprobs is not None or request.prompt_only:
+            told = sequence.end_prompt()
+            events.append(told)
+            if told.finish_reason is not None:
+                self._end(sequence, told.finish_reason)
+        return [*events, self._settle(sequence, sampled)] if sampled is not None else events
 
     def _decode(self, step: DecodeStep) -> list[Event]:
         try:
-            with _undone_on_error(*step.sequences):
-                sampled = self._decode_together(step)
+            sampled = self._runner.decode(step)
         except SteerpipeError as error:
             if len(step.sequences) == 1:
                 return [self._fail(step.sequences[0], error)]
             # somebody's experts or numbers are at fault: alone, each gets its own bits or its own error
             return [event for s in step.sequences for event in self._decode(DecodeStep((s,), step.batched))]
         return [self._settle(s, token) for s, token in zip(step.sequences, sampled, strict=True)]
-
-    def _decode_together(self, step: DecodeStep) -> list[Sampled]:
-        sequences = step.sequences
-        rows = decode_rows(
-            [s.id for s in sequences],
-            [s.kv for s in sequences],
-            [s.answer[-1] for s in sequences],
-            self._rows_device,
-            cell=CELL if step.batched else 1,
-        )
-        logits = self._forward(rows, range(len(sequences)))
-        return [sample_row(row, s.sampling_context()) for row, s in zip(logits, sequences, strict=True)]
-
-    def _forward(self, rows: StepRows, wanted: Items[int]) -> Tensor:
-        """Routing is published when the whole step has succeeded: one that fails may be run again."""
-        records = _Records()
-        logits = self._compute(rows, wanted, records if self._sink else None)
-        if self._sink is not None:
-            for record in records.held:
-                self._sink.observe(record)
-        return logits
 
     def _settle(self, sequence: Sequence, sampled: Sampled) -> TokenEvent:
         event = sequence.take(sampled, self._ends)
@@ -194,12 +181,12 @@ class Engine:
         self._scheduler.remove(sequence)
 
     def _fail(self, sequence: Sequence, error: SteerpipeError) -> SequenceFailed:
-        self._scheduler.remove(sequence)
+        self._scheduler.remove(sequence, failed=True)
         return SequenceFailed(sequence.id, error)
 
     def _answer_limit(self, request: Request) -> int:
         """Most tokens the answer may have; checks the prompt on the way."""
-        prompt, vocab = request.prompt_ids, self._vocab
+        prompt, vocab = request.prompt_ids, self._runner.vocab
         if not prompt:
             raise RequestError("the prompt is empty", fix="give at least one token of text")
         strange = next((i for i in prompt if not 0 <= i < vocab), None)
@@ -211,9 +198,9 @@ class Engine:
         if unknown is not None:
             raise RequestError(f"stop token {unknown} is not in the vocabulary of {vocab}", fix="leave it out")
         room = self._max_context - len(prompt)
-        if room < 1:
+        if room < (not request.prompt_only):
             raise RequestError(
                 f"the prompt has {len(prompt)} tokens; the context holds {self._max_context}, answer included",
                 fix="shorten the prompt, or raise max_context if the model allows it",
             )
-        return min(request.settings.max_tokens or room, room)
+        return 0 if request.prompt_only else min(request.settings.max_tokens or room, room)

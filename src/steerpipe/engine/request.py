@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
-from steerpipe.core.events import Completion, FinishReason, Timings, TokenEvent, TokenLogprob
+from steerpipe.core.events import Completion, FinishReason, PromptEvent, Timings, TokenEvent, TokenLogprob
 from steerpipe.core.ids import SequenceId
 from steerpipe.core.sampling import SamplingSettings
 from steerpipe.engine.text import TextStream
@@ -19,12 +19,27 @@ class Request:
     anew (a chat): sentencepiece tokenizers then keep the space between the two.
     `batched` chooses the decode class: alone in one-row steps, or together with others in 16-row cells. The two
     differ in the last bits of a product, so a request keeps its class from the first token to the last.
+    `scope` is who asks: requests of one scope reuse each other's prompts, and scopes share the engine fairly. None
+    reuses nothing and leaves nothing behind.
+    `prompt_logprobs` asks for the log probabilities of the prompt's tokens and of the n likeliest at each place.
+    `prompt_only` ends when the prompt is computed, without an answer: to score it, or to have it ready.
+    `background` (of a `prompt_only` request) takes only time and room that nobody else wants, and gives both back when
+    somebody does: what was computed of it by then is kept for its scope.
     """
 
     prompt_ids: tuple[int, ...]
     settings: SamplingSettings
     batched: bool = False
     continues: bool = True
+    scope: str | None = None
+    prompt_logprobs: int | None = None
+    prompt_only: bool = False
+    background: bool = False
+
+    def __post_init__(self) -> None:
+        assert not self.background or (self.prompt_only and self.prompt_logprobs is None), (
+            "nobody waits in the background"
+        )
 
 
 @dataclass(slots=True)
@@ -34,13 +49,17 @@ class Sequence:
     id: SequenceId
     request: Request
     seed: int
-    limit: int  # most answer tokens
+    limit: int  # most answer tokens; 0 where the prompt is all that is wanted
     stream: TextStream
     kv: KvSequence
     answer: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     top_logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of every prompt token but the first
+    prompt_top_logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
+    cached: int = 0  # prompt tokens that were there already
+    submitted: float = field(default_factory=time.perf_counter)
     started: float = 0.0  # first prefill step
     prefilled: float = 0.0  # first token sampled
     ended: float = 0.0
@@ -53,6 +72,13 @@ class Sequence:
     def sampling_context(self) -> SamplingContext:
         position = len(self.request.prompt_ids) + len(self.answer)
         return SamplingContext(self.request.settings, self.seed, position, self.request.prompt_ids, self.answer)
+
+    def end_prompt(self) -> PromptEvent:
+        """The prompt is complete; says so to whoever asked for its log probabilities, or for nothing else."""
+        if self.request.prompt_only:
+            self.prefilled = self.ended = time.perf_counter()
+        reason = FinishReason.LENGTH if self.request.prompt_only else None
+        return PromptEvent(self.id, tuple(self.prompt_logprobs), tuple(self.prompt_top_logprobs), reason)
 
     def take(self, sampled: Sampled, ends: frozenset[int]) -> TokenEvent:
         """Adds a token; says what became printable and whether the answer is complete."""
@@ -78,14 +104,18 @@ class Sequence:
             token_ids=tuple(self.answer),
             finish_reason=reason,
             timings=Timings(
-                prompt_n=len(self.request.prompt_ids),
-                prompt_ms=(self.prefilled - self.started) * 1e3 if self.answer else 0.0,
+                prompt_n=len(self.request.prompt_ids) - self.cached,
+                prompt_ms=(self.prefilled - self.started) * 1e3 if self.prefilled else 0.0,
                 predicted_n=len(self.answer),
                 predicted_ms=(answered - self.prefilled) * 1e3 if self.answer else 0.0,
+                cache_n=self.cached,
+                queued_ms=(self.started - self.submitted) * 1e3 if self.started else 0.0,
             ),
             prompt_token_ids=self.request.prompt_ids,
             logprobs=tuple(self.logprobs),
             top_logprobs=tuple(self.top_logprobs),
+            prompt_logprobs=tuple(self.prompt_logprobs),
+            prompt_top_logprobs=tuple(self.prompt_top_logprobs),
         )
 
     def _finish_reason(self, token_id: int, ends: frozenset[int]) -> FinishReason | None:

@@ -1,10 +1,11 @@
 """Text ↔ token ids through the tokenizer of a checkpoint folder. transformers does the work and is imported late."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from steerpipe.core.errors import RequestError, TokenizerError
 from steerpipe.engine.text import TextStream
@@ -62,6 +63,14 @@ class TextCodec:
         ids: list[int] = self._tokenizer(text, add_special_tokens=add_special, verbose=False)["input_ids"]
         return ids
 
+    def encode_part(self, text: str) -> list[int]:
+        """As `encode` without special tokens, for text that is valid; 5 us instead of 20: drafts call it per key."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            return self.encode(text, add_special=False)
+        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        return ids
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens skipped, spaces as they are."""
         text = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -77,6 +86,10 @@ class TextCodec:
 
         The template writes BOS itself where the model wants one, so none is added.
         """
+        return self.encode(self.render_chat(messages), add_special=False)
+
+    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
+        """The conversation as text, up to where the assistant's answer begins. Raises RequestError."""
         if not self.has_chat_template:
             raise RequestError("the model has no chat template", fix="complete the text as it is: --raw")
         turns = [{"role": message.role, "content": message.content} for message in messages]
@@ -88,7 +101,12 @@ class TextCodec:
                 fix="change the messages as it says, or complete the text as it is: --raw",
             ) from error
         assert isinstance(text, str), "a template renders one conversation to one string"
-        return self.encode(text, add_special=False)
+        return text
+
+    def definition(self) -> dict[str, Any] | None:
+        """The tokenizer as it works here, in the form of a tokenizer.json; None where it has no such form."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        return None if backend is None else json.loads(backend.to_str())
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -109,6 +127,31 @@ class TextCodec:
     def byte_of(self, token_id: int) -> int | None:
         """The byte behind a byte-fallback token such as `<0xE4>`; None for every other token."""
         return self._bytes.get(token_id)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token stands for, which may be a part of a character; a special token's are its name."""
+        byte = self.byte_of(token_id)
+        if byte is not None:
+            return bytes([byte])
+        piece = self._tokenizer.convert_ids_to_tokens(token_id)
+        if not isinstance(piece, str):  # an id that the tokenizer does not know
+            return b""
+        if not self.is_text(token_id):
+            return piece.encode()
+        if self._byte_alphabet and all(character in self._byte_alphabet for character in piece):
+            return bytes(self._byte_alphabet[character] for character in piece)
+        return piece.replace("\u2581", " ").encode()  # sentencepiece's sign for a space
+
+    @cached_property
+    def _byte_alphabet(self) -> dict[str, int]:
+        """Character → byte, in vocabularies that spell every byte as one printable character; else empty."""
+        space = self._tokenizer.get_vocab().get("\u0120")
+        if space is None or self.decode([space]) != " ":
+            return {}
+        printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+        others = [byte for byte in range(256) if byte not in printable]
+        moved = {chr(256 + place): byte for place, byte in enumerate(others)}  # in GPT-2's order
+        return {chr(byte): byte for byte in printable} | moved
 
     @cached_property
     def _text_ids(self) -> frozenset[int]:

@@ -77,7 +77,8 @@ class Answer:
                 if isinstance(event, SequenceFailed):
                     self._outcome = event.error
                     raise event.error
-                yield event
+                if isinstance(event, TokenEvent):  # what there is to say of the prompt is in the completion
+                    yield event
         finally:
             self.cancel()
 

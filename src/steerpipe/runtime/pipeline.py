@@ -8,7 +8,7 @@ with Pipeline("path/to/model") as pipe:
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -18,25 +18,30 @@ from steerpipe.core.blocks import BlockSource
 from steerpipe.core.config import EngineConfig, cache_folder, load_config
 from steerpipe.core.errors import ConfigError, RequestError
 from steerpipe.core.events import Completion
-from steerpipe.core.protocols import ExpertSource, RoutingSink
+from steerpipe.core.protocols import ExpertSource, ForwardTap, RoutingSink
 from steerpipe.core.resolve import Facts, ResolvedConfig, resolve
 from steerpipe.core.sampling import SamplingSettings
+from steerpipe.core.timeline import Timeline
 from steerpipe.engine.engine import Engine
 from steerpipe.engine.request import Request
 from steerpipe.engine.tokenizer import TextCodec
 from steerpipe.model.checkpoint import read_folder_spec
 from steerpipe.model.decoder import Decoder, StepDecoder
 from steerpipe.model.kv_cache import KvPool
-from steerpipe.model.weights import build_weights
+from steerpipe.model.weights import ModelWeights, build_weights
 from steerpipe.runtime.answer import Answer, AnswerDesk
 from steerpipe.runtime.experts import Ladder, Opened, expert_facts, open_blocks, open_experts, settle_budget
 from steerpipe.runtime.facts import gather_facts
 from steerpipe.runtime.generation import GenerationDefaults, read_defaults
 from steerpipe.runtime.memory import memory_rows
 from steerpipe.runtime.models import find_model, open_model
+from steerpipe.runtime.prediction import Prediction, reuse_for, settle_policy
 from steerpipe.runtime.profiles import ProfileKeeper
 from steerpipe.runtime.prompts import Prompt, encode_prompt, is_chat
+from steerpipe.runtime.taps import Taps
+from steerpipe.runtime.timeline_tap import TimelineTap
 from steerpipe.transfer.counters import LadderCounters
+from steerpipe.transfer.source import LadderSource
 
 Progress = Callable[[int, int], None]
 Experts = TypeVar("Experts", ExpertSource, BlockSource)
@@ -67,9 +72,13 @@ class Pipeline:
         config: EngineConfig | None = None,
         sink: RoutingSink | None = None,
         progress: Progress | None = None,
+        timeline: Timeline | None = None,
         **settings: Any,
     ) -> None:
-        """`settings` are EngineConfig fields (dtype="float32", threads=2 …); they stand in for a `config`."""
+        """`settings` are EngineConfig fields (dtype="float32", threads=2 …); they stand in for a `config`.
+
+        `timeline` notes what a ladder on the CPU computes, reads and waits for.
+        """
         if config is not None and settings:
             raise ConfigError(f"both a config and {sorted(settings)} are given", fix="put all settings into the config")
         config = config or load_config(settings)
@@ -81,7 +90,8 @@ class Pipeline:
         self.config: ResolvedConfig = resolve(config, facts)
         self._pack = open_model(self.folder, cache_folder(config), progress)
         self._budget(config, facts)
-        self._parts: _Working | None = self._build(config, sink, progress)
+        self.prediction: Prediction | None = None
+        self._parts: _Working | None = self._build(config, sink, progress, timeline)
 
     def _budget(self, config: EngineConfig, facts: Facts) -> None:
         """Settles how many experts lie where, before any of them is loaded."""
@@ -89,7 +99,9 @@ class Pipeline:
         self.budget = settle_budget(config, self.config, facts, experts)
         self.memory = memory_rows(self.config, facts, self.budget, experts)
 
-    def _build(self, config: EngineConfig, sink: RoutingSink | None, progress: Progress | None) -> _Working:
+    def _build(
+        self, config: EngineConfig, sink: RoutingSink | None, progress: Progress | None, timeline: Timeline | None
+    ) -> _Working:
         torch.set_num_threads(self.config.threads)
         device, dtype = torch.device(self.config.device), getattr(torch, self.config.dtype)
         weights = build_weights(self.spec, self._pack.family.names, self._pack.read_dense(), dtype, device)
@@ -97,11 +109,24 @@ class Pipeline:
         if device.type == "cuda":
             from steerpipe.model.gpu.decoder import GpuDecoder  # Triton: only where there is a GPU
 
-            blocks = open_blocks(self._pack, self.budget, config.policy, device, progress)
+            blocks = open_blocks(self._pack, self.budget, settle_policy(config.policy, None), device, progress)
             decoder = GpuDecoder(self.spec, weights, pool, device, max_batch=self.config.max_batch)
             return self._join(decoder, blocks, pool, config, sink)
-        experts = open_experts(self._pack, self.budget, config.policy, dtype, device, progress)
-        return self._join(Decoder(self.spec, weights, device), experts, pool, config, sink)
+        policy = settle_policy(config.policy, None if self.budget.resident else reuse_for(self.folder))
+        experts = open_experts(self._pack, self.budget, policy, dtype, device, progress)
+        tap = self._tap(experts.source, weights, config, timeline)
+        return self._join(Decoder(self.spec, weights, device, tap), experts, pool, config, sink)
+
+    def _tap(
+        self, source: ExpertSource, weights: ModelWeights, config: EngineConfig, timeline: Timeline | None
+    ) -> ForwardTap | None:
+        """Who looks on while a ladder's model computes; nobody where every expert is resident."""
+        if not isinstance(source, LadderSource):
+            return None
+        self.prediction = Prediction(self.spec, weights, self.folder, source, moves=config.predict == "auto")
+        source.record(timeline)
+        taps = [TimelineTap(timeline)] if timeline is not None else []
+        return Taps(*taps, *self.prediction.taps)
 
     def _join(
         self, decoder: StepDecoder[Experts], opened: Opened[Experts], pool: KvPool, config: EngineConfig,
@@ -126,11 +151,16 @@ class Pipeline:
         return self.generate_batch([prompt], raw=raw, batched=False, **sampling)[0]
 
     def generate_batch(
-        self, prompts: Sequence[Prompt], *, raw: bool = False, batched: bool = True, **sampling: Any
-    ) -> list[Completion]:
-        """All answers, computed together, in the order of the prompts. An error in one of them is raised."""
+        self, prompts: Sequence[Prompt], *, raw: bool = False, batched: bool = True, seeds: Sequence[int] = (),
+        **sampling: Any,
+    ) -> list[Completion]:  # fmt: skip
+        """All answers, computed together, in the order of the prompts. An error in one of them is raised.
+
+        `seeds`: one for each prompt; without them the `seed` among the settings is everybody's.
+        """
         settings = self.settings(**sampling)
-        requests = [self._request(prompt, raw, settings, batched) for prompt in prompts]
+        own = [settings.override(seed=seed) for seed in seeds] if seeds else [settings] * len(prompts)
+        requests = [self._request(prompt, raw, each, batched) for prompt, each in zip(prompts, own, strict=True)]
         answers: list[Answer] = []
         try:
             answers.extend(self._desk.submit(request) for request in requests)
@@ -142,6 +172,11 @@ class Pipeline:
     def stream(self, prompt: Prompt, *, raw: bool = False, **sampling: Any) -> Answer:
         """An answer that comes token by token: iterate over it for TokenEvents; `.completion` afterwards."""
         return self._desk.submit(self._request(prompt, raw, self.settings(**sampling)))
+
+    def score(self, prompt: Prompt, *, raw: bool = False, logprobs: int = 0) -> Completion:
+        """No answer, but the log probability of every prompt token after the first, and of the n likeliest there."""
+        request = self._request(prompt, raw, self.settings())
+        return self._desk.submit(replace(request, prompt_logprobs=logprobs, prompt_only=True)).completion
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> tuple[int, ...]:
         """The token ids that the model will see for a prompt."""
@@ -164,6 +199,11 @@ class Pipeline:
     def experts(self) -> ExpertSource | BlockSource:
         """Where the experts come from."""
         return self._working.experts
+
+    @property
+    def engine(self) -> Engine:
+        """For whoever drives it step by step. Answers of `stream` and `generate` must not be under way then."""
+        return self._desk.engine
 
     @property
     def _desk(self) -> AnswerDesk:

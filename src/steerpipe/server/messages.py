@@ -1,0 +1,155 @@
+"""What the server and the engine process say to each other: frozen values, made by us from checked input.
+
+They travel pickled through a private pipe between a parent and the child that it started. Nothing that came from the
+network is unpickled: what a request holds has been parsed as JSON and is plain numbers and text by now.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+from steerpipe.core.events import FinishReason, PromptEvent, Timings, TokenEvent
+from steerpipe.core.sampling import SamplingSettings
+from steerpipe.engine.engine import EngineLoad
+from steerpipe.engine.request import Request
+from steerpipe.runtime.memory import MemoryRow
+from steerpipe.transfer.counters import LadderCounters
+
+Ticket = NewType("Ticket", int)  # one sequence, as the server calls it; never used twice
+
+
+# --- to the engine
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    ticket: Ticket
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Ends a sequence early; nothing is said of it any more. One that has ended already is left alone."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Observe:
+    """Asks for one Observed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Ends the process: running sequences are dropped, what was learnt is saved."""
+
+
+ToEngine = Submit | Cancel | Observe | Stop
+
+
+# --- from the engine
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    done_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The model is loaded; what the server has to know of it."""
+
+    folder: str
+    max_context: int
+    max_batch: int
+    vocab: int
+    end_tokens: frozenset[int]
+    defaults: SamplingSettings
+    settings: tuple[tuple[str, str], ...]  # device, dtype …, for people
+    memory: tuple[MemoryRow, ...]
+    experts_resident: bool
+
+
+class FailureKind(StrEnum):
+    """Whose fault it is; the server turns it into an HTTP status."""
+
+    INPUT = "input"
+    CAPACITY = "capacity"
+    ENGINE = "engine"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A SteerpipeError as plain text: an exception with keyword arguments does not survive pickling."""
+
+    kind: FailureKind
+    what: str
+    fix: str
+    exit_status: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One event of one sequence."""
+
+    ticket: Ticket
+    event: TokenEvent | PromptEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last word about a sequence that ended as it should.
+
+    `experts` is what the memory ladder did between its submission and its end, for whomever; None: all are resident.
+    """
+
+    ticket: Ticket
+    reason: FinishReason
+    timings: Timings
+    experts: LadderCounters | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The last word about a sequence that could not go on, or could never run."""
+
+    ticket: Ticket
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """All that came of one step."""
+
+    told: tuple[Told | Ended | Failed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Where the engine's own time goes. `overhead`: everything in a step but forward passes and choosing tokens, in
+    seconds in which its thread ran; what it waited meanwhile (for the pipe, for a core) is apart."""
+
+    steps: int
+    compute_seconds: float
+    waited_seconds: float
+    overhead_seconds: float
+    overhead_counts: tuple[int, ...]  # steps per bucket of OVERHEAD_SECONDS, and above
+
+
+OVERHEAD_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    load: EngineLoad
+    experts: LadderCounters | None
+    times: StepTimes
+
+
+FromEngine = Loading | Ready | LoadFailed | Stepped | Observed

@@ -1,0 +1,200 @@
+"""The engine process: takes messages between steps, and never waits for HTTP, tokenising or a slow client."""
+
+import gc
+import signal
+import time
+from bisect import bisect_left
+from multiprocessing.connection import Connection
+
+from steerpipe.core.config import EngineConfig
+from steerpipe.core.errors import CapacityError, InputError, SteerpipeError
+from steerpipe.core.events import PromptEvent, SequenceFailed, TokenEvent
+from steerpipe.core.ids import SequenceId
+from steerpipe.engine.engine import Event
+from steerpipe.runtime.pipeline import Pipeline
+from steerpipe.server.messages import (
+    OVERHEAD_SECONDS,
+    Cancel,
+    Ended,
+    Failed,
+    Failure,
+    FailureKind,
+    FromEngine,
+    LoadFailed,
+    Loading,
+    Observe,
+    Observed,
+    Ready,
+    Stepped,
+    StepTimes,
+    Stop,
+    Submit,
+    Ticket,
+    ToEngine,
+    Told,
+)
+from steerpipe.transfer.counters import LadderCounters
+
+_PROGRESS_SECONDS = 0.2  # between two messages about loading
+
+
+def run_engine(connection: Connection, model: str | None, config: EngineConfig) -> None:
+    """What the process runs, from its start to its end. The server alone decides when that is."""
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # a terminal and a supervisor signal the whole group
+        signal.signal(ignored, signal.SIG_IGN)
+    try:
+        pipe = Pipeline(model, config=config, progress=_Teller(connection))
+    except SteerpipeError as error:
+        connection.send(LoadFailed(failure_of(error)))
+        return
+    except (MemoryError, RuntimeError) as problem:  # torch says "out of memory" with either
+        first = str(problem).strip().partition("\n")[0] or type(problem).__name__
+        fix = "give the experts less (--fast-memory), or lower --max-context"
+        connection.send(LoadFailed(Failure(FailureKind.ENGINE, f"the model cannot be loaded: {first}", fix)))
+        return
+    gc.collect()
+    gc.freeze()  # a full collection would look at everything that torch and transformers loaded, between two steps
+    with pipe:
+        try:
+            connection.send(_ready(pipe))
+            EngineLoop(pipe, connection).run()
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return  # the server is gone, and with it everybody who waits
+
+
+def failure_of(error: SteerpipeError) -> Failure:
+    kind = FailureKind.INPUT if isinstance(error, InputError) else FailureKind.ENGINE
+    kind = FailureKind.CAPACITY if isinstance(error, CapacityError) else kind
+    return Failure(kind, error.what, error.fix, error.exit_status)
+
+
+class EngineLoop:
+    """Steps the engine while there is work, and sleeps on the pipe while there is none."""
+
+    def __init__(self, pipe: Pipeline, connection: Connection) -> None:
+        self._pipe = pipe
+        self._engine = pipe.engine
+        self._connection = connection
+        self._tickets: dict[SequenceId, Ticket] = {}
+        self._sequences: dict[Ticket, SequenceId] = {}
+        self._before: dict[Ticket, LadderCounters | None] = {}  # the ladder when the sequence was submitted
+        self._steps = 0
+        self._waited_seconds = 0.0
+        self._overhead_seconds = 0.0
+        self._overhead_counts = [0] * (len(OVERHEAD_SECONDS) + 1)
+
+    def run(self) -> None:
+        """Until a Stop comes, or the server is gone (EOFError)."""
+        while True:
+            if self._engine.idle and not self._connection.poll(None):
+                continue
+            before = self._clock()
+            told: list[Told | Ended | Failed] = []
+            while self._connection.poll(0):
+                message: ToEngine = self._connection.recv()
+                if isinstance(message, Stop):
+                    return
+                told += self._obey(message)
+            stepped = not self._engine.idle
+            told += [word for event in self._engine.step() for word in self._words(event)]
+            if told:
+                self._send(Stepped(tuple(told)))
+            if stepped:
+                self._count(before)
+
+    def _obey(self, message: Submit | Cancel | Observe) -> list[Told | Ended | Failed]:
+        if isinstance(message, Submit):
+            return self._submit(message)
+        if isinstance(message, Cancel):
+            sequence = self._sequences.get(message.ticket)
+            if sequence is not None:
+                self._engine.discard(sequence)
+                self._forget(sequence)
+            return []
+        self._send(self._observed())
+        return []
+
+    def _submit(self, message: Submit) -> list[Told | Ended | Failed]:
+        try:
+            sequence = self._engine.submit(message.request)
+        except SteerpipeError as error:
+            return [Failed(message.ticket, failure_of(error))]
+        self._tickets[sequence] = message.ticket
+        self._sequences[message.ticket] = sequence
+        self._before[message.ticket] = self._pipe.counters()
+        return []
+
+    def _words(self, event: Event) -> list[Told | Ended | Failed]:
+        ticket = self._tickets[event.sequence]
+        if isinstance(event, SequenceFailed):
+            self._forget(event.sequence)
+            return [Failed(ticket, failure_of(event.error))]
+        if event.finish_reason is None:
+            return [Told(ticket, event)]
+        return [Told(ticket, event), self._ended(ticket, event)]
+
+    def _ended(self, ticket: Ticket, event: TokenEvent | PromptEvent) -> Ended:
+        completion = self._engine.take_completion(event.sequence)
+        before, after = self._before[ticket], self._pipe.counters()
+        self._forget(event.sequence)
+        experts = None if before is None or after is None else after - before
+        return Ended(ticket, completion.finish_reason, completion.timings, experts)
+
+    def _forget(self, sequence: SequenceId) -> None:
+        ticket = self._tickets.pop(sequence)
+        del self._sequences[ticket]
+        del self._before[ticket]
+
+    def _observed(self) -> Observed:
+        times = StepTimes(
+            self._steps,
+            self._engine.compute_seconds,
+            self._waited_seconds,
+            self._overhead_seconds,
+            tuple(self._overhead_counts),
+        )
+        return Observed(self._engine.load, self._pipe.counters(), times)
+
+    def _clock(self) -> tuple[float, float]:
+        """Seconds beside computing: by the clock, and in which this thread ran."""
+        engine = self._engine
+        return time.perf_counter() - engine.compute_seconds, time.thread_time() - engine.compute_thread_seconds
+
+    def _count(self, before: tuple[float, float]) -> None:
+        """One step has ended that began at `before`."""
+        wall, own = (now - then for now, then in zip(self._clock(), before, strict=True))
+        self._steps += 1
+        self._waited_seconds += max(0.0, wall - own)
+        self._overhead_seconds += own
+        self._overhead_counts[bisect_left(OVERHEAD_SECONDS, own)] += 1
+
+    def _send(self, message: FromEngine) -> None:
+        self._connection.send(message)
+
+
+class _Teller:
+    """Tells the server how far loading is, a few times a second."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._last = 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._last >= _PROGRESS_SECONDS:
+            self._last = now
+            self._connection.send(Loading(done, total))
+
+
+def _ready(pipe: Pipeline) -> Ready:
+    return Ready(
+        folder=str(pipe.folder),
+        max_context=pipe.config.max_context,
+        max_batch=pipe.config.max_batch,
+        vocab=pipe.spec.vocab,
+        end_tokens=pipe.defaults.end_tokens,
+        defaults=pipe.defaults.settings,
+        settings=tuple((choice.name, choice.value) for choice in pipe.config.choices),
+        memory=pipe.memory,
+        experts_resident=pipe.budget.resident,
+    )

@@ -1,0 +1,134 @@
+"""The pure parts: lists of fields, thinking, tokens as text, Prometheus' format."""
+
+import json
+import typing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
+from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
+from pydantic import BaseModel
+
+from steerpipe.core.events import TokenLogprob
+from steerpipe.engine.tokenizer import TextCodec
+from steerpipe.server import fields
+from steerpipe.server.exposition import Histogram, counter, expose, histogram
+from steerpipe.server.faults import ApiError, to_json
+from steerpipe.server.pieces import TokenTexts
+from steerpipe.server.schema import ChatRequest, CompletionRequest
+from steerpipe.server.think import CLOSE, OPEN, Split, ThinkSplitter
+from tests.engine import tiny_tokenizers
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "neutral", "inert"),
+    [
+        (ChatParams, ChatRequest, fields.NEUTRAL_CHAT, fields.INERT_CHAT),
+        (CompletionParams, CompletionRequest, fields.NEUTRAL_COMPLETION, fields.INERT_COMPLETION),
+    ],
+)
+def test_every_field_of_the_openai_client_is_in_exactly_one_list(
+    theirs: type, ours: type[BaseModel], neutral: dict[str, tuple[object, ...]], inert: frozenset[str]
+) -> None:
+    for name in typing.get_type_hints(theirs):
+        assert [name in ours.model_fields, name in neutral, name in inert].count(True) == 1, name
+
+
+def test_a_field_that_would_change_the_output_passes_with_a_neutral_value_only() -> None:
+    def kept(**raw: object) -> dict[str, object]:
+        return fields.applied_fields(raw, ChatRequest, neutral=fields.NEUTRAL_CHAT, inert=fields.INERT_CHAT)
+
+    assert kept(tools=[], response_format={"type": "text"}, logit_bias=None, user="x", top_k=3) == {"top_k": 3}
+    for raw in ({"tools": [1]}, {"reasoning_effort": "low"}, {"logit_bias": {"1": 5}}, {"tool_choice": "required"}):
+        with pytest.raises(ApiError, match=f"{next(iter(raw))} is not supported") as found:
+            kept(**raw)
+        assert found.value.code == "unsupported_parameter"
+    with pytest.raises(ApiError, match="did you mean presence_penalty"):
+        kept(presence_penality=1)
+
+
+def split(pieces: list[str], *, inside: bool = False) -> Split:
+    splitter = ThinkSplitter(inside=inside)
+    parts = [splitter.push(piece) for piece in pieces] + [splitter.finish()]
+    return Split("".join(part.reasoning for part in parts), "".join(part.content for part in parts))
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "expected"),
+    [
+        ("plain", False, Split("", "plain")),
+        ("<think>\nhm\n</think>\n\nyes", False, Split("hm", "yes")),
+        ("\n <think>hm</think>yes", False, Split("hm", "yes")),
+        ("say <think>no</think>", False, Split("", "say <think>no</think>")),
+        ("hm\n</think>\nyes </think>", True, Split("hm", "yes </think>")),
+        ("<think>never closed\n\n", False, Split("never closed\n\n", "")),
+        ("<think></think>", False, Split("", "")),
+        ("<thin", False, Split("", "<thin")),
+        ("  ", False, Split("", "  ")),
+        ("a < b", False, Split("", "a < b")),
+    ],
+)
+def test_thinking_is_told_apart_from_speaking(text: str, inside: bool, expected: Split) -> None:
+    assert split([text], inside=inside) == expected
+
+
+@given(
+    st.lists(st.sampled_from([OPEN, CLOSE, "\n", "<", "</", "think", ">", "a", " "]), max_size=12).map("".join),
+    st.lists(st.integers(1, 5), min_size=1),
+    st.booleans(),
+)
+def test_where_a_text_is_cut_into_pieces_changes_nothing(text: str, sizes: list[int], inside: bool) -> None:
+    pieces, at = [], 0
+    while at < len(text):
+        size = sizes[len(pieces) % len(sizes)]
+        pieces.append(text[at : at + size])
+        at += size
+    assert split(pieces, inside=inside) == split([text], inside=inside)
+
+
+def byte_codec(folder: Path) -> TextCodec:
+    tiny_tokenizers.save(tiny_tokenizers.byte_level(), folder)
+    return TextCodec.load(folder)
+
+
+def test_a_token_that_is_part_of_a_character_is_shown_as_bytes(tmp_path: Path) -> None:
+    codec = byte_codec(tmp_path)
+    ids = codec.encode("é a", add_special=False)
+    texts = TokenTexts(codec)
+    assert b"".join(codec.token_bytes(i) for i in ids) == "é a".encode()
+    labels = [texts.label(i) for i in ids]
+    assert "".join(label for label in labels if not label.startswith("bytes:")).strip()
+    entry = texts.chat_entry(TokenLogprob(ids[0], -1.0), [])
+    assert bytes(entry["bytes"]) == codec.token_bytes(ids[0])
+
+
+def test_two_tokens_of_the_same_text_are_shown_once_with_the_likelier(tmp_path: Path) -> None:
+    codec = byte_codec(tmp_path)
+    token = codec.encode("a", add_special=False)[0]
+    found = TokenTexts(codec).likeliest(TokenLogprob(token, -3.0), [TokenLogprob(token, -1.0)])
+    assert found == {"a": -1.0}
+
+
+def test_half_a_character_survives_as_json() -> None:
+    assert json.loads(to_json({"a": "x\ud800é"})) == {"a": "x\ud800é"}
+
+
+def test_the_exposition_is_prometheus_text() -> None:
+    values = Histogram((0.1, 1.0))
+    for value in (0.05, 0.1, 0.5, 7.0):
+        values.observe(value)
+    text = expose([counter("a_total", "Help.", {'x"\n': 2.5}, "label"), histogram("b", "More.", values)])
+    assert text.splitlines() == [
+        "# HELP a_total Help.",
+        "# TYPE a_total counter",
+        'a_total{label="x\\"\\n"} 2.5',
+        "# HELP b More.",
+        "# TYPE b histogram",
+        'b_bucket{le="0.1"} 2',
+        'b_bucket{le="1"} 3',
+        'b_bucket{le="+Inf"} 4',
+        "b_sum 7.65",
+        "b_count 4",
+    ]
