@@ -11,11 +11,18 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsBas
 from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
 from pydantic import BaseModel
 
-from steerpipe.core.events import TokenLogprob
+from steerpipe.core.events import FinishReason, Timings, TokenEvent, TokenLogprob
+from steerpipe.core.ids import SequenceId
+from steerpipe.core.sampling import SamplingSettings
+from steerpipe.engine.request import Request
 from steerpipe.engine.tokenizer import TextCodec
 from steerpipe.server import fields
+from steerpipe.server.asking import Asked
+from steerpipe.server.chat import ChatWriter
 from steerpipe.server.exposition import Histogram, counter, expose, histogram
 from steerpipe.server.faults import ApiError, to_json
+from steerpipe.server.messages import Ended, Ticket
+from steerpipe.server.outcomes import Outcome
 from steerpipe.server.pieces import TokenTexts
 from steerpipe.server.schema import ChatRequest, CompletionRequest
 from steerpipe.server.think import CLOSE, OPEN, Split, ThinkSplitter
@@ -86,6 +93,36 @@ def test_where_a_text_is_cut_into_pieces_changes_nothing(text: str, sizes: list[
         pieces.append(text[at : at + size])
         at += size
     assert split(pieces, inside=inside) == split([text], inside=inside)
+
+
+def thinking(pieces: list[str]) -> Outcome:
+    """An answer of these pieces, one token each."""
+    last = len(pieces) - 1
+    events = [
+        TokenEvent(SequenceId(0), place, piece, FinishReason.STOP if place == last else None)
+        for place, piece in enumerate(pieces)
+    ]
+    timings = Timings(prompt_n=3, prompt_ms=1.0, predicted_n=len(pieces), predicted_ms=2.0)
+    return Outcome(events, ended=Ended(Ticket(0), FinishReason.STOP, timings, None))
+
+
+def test_a_chat_tells_thinking_apart_whole_and_in_chunks(tmp_path: Path) -> None:
+    outcome = thinking(["<thi", "nk>\nhm", " hm\n</th", "ink>\n\n", "yes", " <b>", ""])
+    asked = Asked((Request((1, 2, 3), SamplingSettings()),), choices=1)
+
+    def writer() -> ChatWriter:
+        return ChatWriter(asked, TokenTexts(byte_codec(tmp_path)), frozenset(), {"id": "x"})
+
+    whole = writer().whole([outcome])
+    message = whole["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hm hm", "yes <b>")
+    assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
+    streaming = writer()
+    chunks = [chunk for event in outcome.tokens for chunk in streaming.token(0, event)]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "hm hm"
+    assert "".join(delta.get("content", "") for delta in deltas) == "yes <b>"
+    assert not any("think" in str(delta) for delta in deltas)
 
 
 def byte_codec(folder: Path) -> TextCodec:

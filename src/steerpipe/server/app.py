@@ -92,7 +92,8 @@ async def _answer(
     asked = await service.tokenized(ask, asker, body, http.state.user)
     hidden = asker.facts.end_tokens | frozenset(asked.requests[0].settings.stop_token_ids)
     head = service.head(prefix) | {"system_fingerprint": f"steerpipe-{__version__}"}
-    return await service.answering(asked).respond(http, writer(asked, service.texts, hidden, head))
+    written = writer(asked, service.texts, hidden, head)  # first: nothing may fail once the engine has the request
+    return await service.answering(asked).respond(http, written)
 
 
 def add_text_routes(app: FastAPI, service: Service) -> None:

@@ -50,7 +50,7 @@ class Guard:
             await self._app(scope, receive, counted)
         except ApiError as error:
             await error.response()(scope, receive, counted)
-        except Exception as problem:  # noqa: BLE001  a mistake of ours; its message may quote a prompt, so it stays unsaid
+        except Exception as problem:  # noqa: BLE001  a mistake of ours; its message may quote a prompt: it is not logged
             frames = traceback.extract_tb(problem.__traceback__)[-3:]
             places = " < ".join(f"{frame.filename}:{frame.lineno}" for frame in reversed(frames))
             log.error("%s in %s", type(problem).__name__, places)
