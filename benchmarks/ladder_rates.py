@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from steerpipe.core.protocols import ExpertSource
-from steerpipe.model.moe import Route, run_experts
+from steerpipe.model.moe import MoeWeights, Route, run_experts, run_shared
+from steerpipe.model.weights import build_weights
 from steerpipe.store.reader import open_pack
 from steerpipe.store.resident import ResidentExperts
 from steerpipe.transfer.source import LadderSource
@@ -65,6 +66,19 @@ class Pieces:
         expert, base = self._fit(times)
         return LayerRates(base, expert)
 
+    def shared_seconds(self) -> float:
+        """The shared expert of some layer, one row; 0 for a family without one."""
+        weights = build_weights(self.pack.spec, self.pack.family.names, self.pack.read_dense(), torch.float32, CPU)
+        own = [layer.mlp for layer in weights.layers if isinstance(layer.mlp, MoeWeights)]
+        if own[0].shared is None:
+            return 0.0
+        times = []
+        for number in range(8 * REPEATS):
+            begin = time.perf_counter()
+            run_shared(self._x, own[number % len(own)], 1)
+            times.append(time.perf_counter() - begin)
+        return statistics.median(times)
+
     def miss_rates(self, pace: float | None, layer: LayerRates) -> MissRates:
         """A layer of resident experts is computed before each, as a step would keep the thread busy."""
         slots = int(SHARE * len(self.layers) * self.moe.experts)
@@ -96,7 +110,8 @@ class Pieces:
         """Seconds of one row through those experts."""
         route = Route(torch.tensor([experts]), torch.ones(1, len(experts)))
         begin = time.perf_counter()
-        run_experts(self._x, route, self._valid, source, layer, cell=1, keep_rows=1)
+        with source.lease(layer, experts) as lease:
+            run_experts(self._x, route, self._valid, lease, cell=1)
         return time.perf_counter() - begin
 
     def _choose(self, source: LadderSource, absent: int) -> tuple[int, list[int]]:

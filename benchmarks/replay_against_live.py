@@ -74,8 +74,9 @@ class Live:
 def live(pack: Path, tokens: int, share: float, pace: Pace) -> Live:
     recorder = Recorder()
     with Pipeline(
-        pack, dtype="float32", threads=1, profile=False, sink=recorder, fast_memory=f"{share:%}", pace=pace
-    ) as pipe:
+        pack, dtype="float32", threads=1, profile=False, sink=recorder, fast_memory=f"{share:%}", pace=pace,
+        policy="lfru", predict="off",
+    ) as pipe:  # fmt: skip
         if share == 1:  # every expert in a slot: the ladder's own work counts, as it does under a budget
             pipe.experts.warm(pipe.experts.experts)
             pipe.experts.check_integrity()  # waits until nothing moves
@@ -99,11 +100,15 @@ class Rates:
     resident: float  # seconds per token with every expert in a slot
     layer: LayerRates
     misses: dict[Pace, MissRates]
+    shared: float  # seconds per layer of the shared expert, which runs while what is missing is read
 
     @classmethod
     def median(cls, each: "list[Rates]") -> "Rates":
         misses = {pace: _median([rates.misses[pace] for rates in each]) for pace in each[0].misses}
-        return cls(statistics.median(rates.resident for rates in each), _median([r.layer for r in each]), misses)
+        resident, shared = (
+            statistics.median(values) for values in zip(*((r.resident, r.shared) for r in each), strict=True)
+        )
+        return cls(resident, _median([r.layer for r in each]), misses, shared)
 
     def machine(self, pieces: Pieces, share: float, pace: Pace) -> Machine:
         layers, missed = len(pieces.layers), self.misses[pace]
@@ -111,7 +116,8 @@ class Rates:
             slots=slots_of_share(share, layers * pieces.moe.experts),
             block_bytes=pieces.block_bytes,
             link_bytes_per_second=pieces.block_bytes / missed.read,
-            layer_seconds=self.resident / layers - pieces.moe.top_k * self.layer.expert,
+            layer_seconds=self.resident / layers - pieces.moe.top_k * self.layer.expert - self.shared,
+            beside_seconds=self.shared,
             expert_seconds=self.layer.expert,
             ask_seconds=missed.ask,
             decoding=Decoding(missed.decode),
@@ -119,7 +125,8 @@ class Rates:
 
     def __str__(self) -> str:
         one = self.layer.expert * 1e6
-        lines = [f"a step with all experts in slots {self.resident * 1e3:.2f} ms; one more expert {one:.0f} us"]
+        beside = f"one more expert {one:.0f} us, shared expert {self.shared * 1e6:.0f} us"
+        lines = [f"a step with all experts in slots {self.resident * 1e3:.2f} ms; {beside}"]
         for pace, each in self.misses.items():
             ask, read, decode = (seconds * 1e6 for seconds in asdict(each).values())
             lines.append(
@@ -150,7 +157,8 @@ def one_round(pack: Path, pieces: Pieces, tokens: int, points: list[tuple[float,
     resident, layer = live(pack, tokens, 1.0, None).seconds, pieces.layer_rates()
     paces = dict.fromkeys(pace for _, pace in points)
     misses = {pace: pieces.miss_rates(parse_bytes(pace) if pace else None, layer) for pace in paces}
-    return Round(Rates(resident, layer, misses), [live(pack, tokens, *point) for point in points])
+    rates = Rates(resident, layer, misses, pieces.shared_seconds())
+    return Round(rates, [live(pack, tokens, *point) for point in points])
 
 
 def compare(pieces: Pieces, rounds: list[Round], points: list[tuple[float, Pace]]) -> dict[str, Any]:

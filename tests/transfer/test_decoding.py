@@ -80,6 +80,19 @@ def test_a_layer_that_misses_asks_once() -> None:
     assert report.tpot_mean_seconds * 2 == pytest.approx(0.5 + (0.5 + 0.125 + 1.0))
 
 
+def test_what_needs_no_routed_expert_is_computed_while_they_are_read() -> None:
+    """Tc .5, then two blocks of 1 s each, beside .75 s of a shared expert, or beside 3 s."""
+    two = recording([[[0, 1]]])
+    assert total_seconds(two, machine(beside_seconds=0.75), keep=Keep.NOTHING) == pytest.approx(0.5 + 2.0)
+    assert total_seconds(two, machine(beside_seconds=3.0), keep=Keep.NOTHING) == pytest.approx(0.5 + 3.0)
+    resident = replay(two, machine(beside_seconds=0.75), keep=Keep.ALL)
+    assert resident.tpot_mean_seconds == pytest.approx(0.5 + 0.75) and resident.stall_seconds_per_token == 0
+    missed = replay(two, machine(beside_seconds=0.75), keep=Keep.NOTHING)
+    assert missed.stall_seconds_per_token == pytest.approx(1.25)
+    with pytest.raises(ConfigError, match="beside_seconds"):
+        machine(beside_seconds=-1.0)
+
+
 def test_from_disk_through_ram_a_block_is_decoded_once() -> None:
     source = recording([[[0, 1, 2]]])
     figures = machine(disk=Disk(BLOCK / 2.0, ram_slots=8), decoding=Decoding(0.5))

@@ -32,9 +32,10 @@ class Decoding:
 class Machine:
     """Fast memory of `slots` blocks, filled over one link from RAM (or, without RAM in between, from the disk).
 
-    A layer takes `layer_seconds` up to its router's decision and `expert_seconds` for each routed expert after that; an
-    expert is computed while others are on their way. With `expert_seconds` 0 a layer costs Tc = `layer_seconds` and its
-    stall, the arithmetic of docs and tables. Without `decoding` a block can be computed on when its last byte is there.
+    A layer takes `layer_seconds` up to its router's decision, then `beside_seconds` while what is missing is on its
+    way, and `expert_seconds` for each routed expert; an expert is computed while others are on their way. With both 0
+    a layer costs Tc = `layer_seconds` and its stall, the arithmetic of docs and tables. Without `decoding` a block can
+    be computed on when its last byte is there.
     """
 
     slots: int
@@ -47,6 +48,7 @@ class Machine:
     disk: Disk | None = None
     ask_seconds: float = 0.0  # of a layer that misses, before its first block moves: victims, wake-ups
     decoding: Decoding | None = None
+    beside_seconds: float = 0.0  # of a layer after its router's decision, on what needs no routed expert: a shared one
 
     def __post_init__(self) -> None:
         for what, right, must in self._rules():
@@ -56,7 +58,7 @@ class Machine:
     def _rules(self) -> Iterator[tuple[str, bool, str]]:
         for name in ("block_bytes", "link_bytes_per_second", "chunk_bytes"):
             yield f"{name} = {getattr(self, name)}", getattr(self, name) > 0, "above 0"
-        for name in ("layer_seconds", "expert_seconds", "ask_seconds", "latency_seconds"):
+        for name in ("layer_seconds", "expert_seconds", "ask_seconds", "beside_seconds", "latency_seconds"):
             yield f"{name} = {getattr(self, name)}", getattr(self, name) >= 0, "0 or more"
         least = f"{SMALLEST_SLOTS} or more"
         yield f"slots = {self.slots}", self.slots >= SMALLEST_SLOTS, least

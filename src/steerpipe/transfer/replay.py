@@ -125,7 +125,8 @@ class _Run:
         if self.predictor is not None:
             ladder.guess(self._expected(token, layer, self.predictor))
         self._waves(routed, absent)
-        self.counts.stall_seconds += ladder.time - begin - self.machine.expert_seconds * len(routed)
+        computed = self.machine.beside_seconds + self.machine.expert_seconds * len(routed)
+        self.counts.stall_seconds += ladder.time - begin - computed
 
     def expect(self, scores: NDArray[np.floating] | None) -> None:
         if scores is not None:
@@ -160,6 +161,8 @@ class _Run:
         """Computes every routed expert as soon as it is there; a slot is free again when its expert was computed."""
         ladder, table = self.ladder, self.ladder.table
         transient, left = self.keep is Keep.NOTHING, routed
+        absent = [expert for expert in absent if not self._begin(expert, transient=transient)]
+        ladder.run_until(ladder.time + self.machine.beside_seconds)
         while left:
             absent = [expert for expert in absent if not self._begin(expert, transient=transient)]
             there = table.ready(left)
