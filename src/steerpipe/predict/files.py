@@ -1,7 +1,6 @@
 """Predictors on disk: one safetensors file each, its kind and config in the metadata. Nothing is ever unpickled."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 
 from steerpipe.core.errors import DamagedFileError, InputError
+from steerpipe.core.whole_file import write_whole
 from steerpipe.predict.kinds import class_of
 from steerpipe.predict.routers import Routers
 from steerpipe.predict.storage import Storage, restored, stored
@@ -26,16 +26,7 @@ def save(predictor: StoredPredictor, path: Path, storage: Storage = Storage.EXAC
     if predictor.training is not None:
         said["training"] = asdict(predictor.training)
     content = to_bytes(stored(predictor.tensors(), storage), {"steerpipe": json.dumps(said, sort_keys=True)})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.rename(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(path, content)
     return len(content)
 
 

@@ -1,7 +1,6 @@
 """A reuse forecast on disk: one safetensors file, 16-bit tensors, what it is in the metadata. Nothing is unpickled."""
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 
 from steerpipe.core.errors import ConfigError, DamagedFileError, InputError
+from steerpipe.core.whole_file import write_whole
 from steerpipe.predict.reuse import ReuseForecast
 from steerpipe.predict.stored import Training
 
@@ -24,16 +24,7 @@ def save_reuse(forecast: ReuseForecast, path: Path, training: Training) -> int:
     kept = {name: tensor.detach().half().cpu().contiguous() for name, tensor in forecast.tensors().items()}
     said = {"schema": _SCHEMA, "kind": KIND, "config": forecast.said(), "training": asdict(training)}
     content = to_bytes(kept, {"steerpipe": json.dumps(said, sort_keys=True)})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.rename(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(path, content)
     return len(content)
 
 
