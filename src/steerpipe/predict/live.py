@@ -11,6 +11,7 @@ from torch import Tensor
 
 from steerpipe.core.errors import PeekError
 from steerpipe.core.ids import SequenceId
+from steerpipe.core.protocols import RouterProbe
 from steerpipe.predict.records import Geometry
 from steerpipe.predict.sight import Decision, Sight
 
@@ -43,6 +44,13 @@ class Memory:
             self._steps.popleft()
         self._steps.appendleft(StepMemory(sequences, tokens))
         return self._steps[0]
+
+    def note(self, number: int, probe: RouterProbe) -> None:
+        """The router of MoE layer `number` has decided."""
+        now = self._steps[0]
+        now.residual[number], now.experts[number], now.weights[number] = probe.residual, probe.experts, probe.gates
+        if probe.shared is not None:
+            now.shared[number] = probe.shared
 
     def forget(self) -> None:
         self._steps.clear()

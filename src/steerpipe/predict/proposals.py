@@ -44,10 +44,7 @@ class CommittedRoutes:
         self._memory.now.entering[self._number[layer]] = x
 
     def routed(self, probe: RouterProbe) -> None:
-        number, now = self._number[probe.layer], self._memory.now
-        now.residual[number], now.experts[number], now.weights[number] = probe.residual, probe.experts, probe.gates
-        if probe.shared is not None:
-            now.shared[number] = probe.shared
+        self._memory.note(self._number[probe.layer], probe)
 
     def end(self) -> None:
         pass

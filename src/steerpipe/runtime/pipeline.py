@@ -29,6 +29,7 @@ from steerpipe.model.checkpoint import read_folder_spec
 from steerpipe.model.decoder import Decoder, StepDecoder
 from steerpipe.model.kv_cache import KvPool
 from steerpipe.model.weights import ModelWeights, build_weights
+from steerpipe.predict.reuse import ReuseForecast
 from steerpipe.runtime.answer import Answer, AnswerDesk
 from steerpipe.runtime.experts import Ladder, Opened, expert_facts, open_blocks, open_experts, settle_budget
 from steerpipe.runtime.facts import gather_facts
@@ -112,18 +113,21 @@ class Pipeline:
             blocks = open_blocks(self._pack, self.budget, settle_policy(config.policy, None), device, progress)
             decoder = GpuDecoder(self.spec, weights, pool, device, max_batch=self.config.max_batch)
             return self._join(decoder, blocks, pool, config, sink)
-        policy = settle_policy(config.policy, None if self.budget.resident else reuse_for(self.folder))
+        forecast = None if self.budget.resident else reuse_for(self.folder)
+        policy = settle_policy(config.policy, forecast)
         experts = open_experts(self._pack, self.budget, policy, dtype, device, progress)
-        tap = self._tap(experts.source, weights, config, timeline)
+        tap = self._tap(experts.source, weights, forecast, config, timeline)
         return self._join(Decoder(self.spec, weights, device, tap), experts, pool, config, sink)
 
     def _tap(
-        self, source: ExpertSource, weights: ModelWeights, config: EngineConfig, timeline: Timeline | None
-    ) -> ForwardTap | None:
+        self, source: ExpertSource, weights: ModelWeights, forecast: ReuseForecast | None, config: EngineConfig,
+        timeline: Timeline | None,
+    ) -> ForwardTap | None:  # fmt: skip
         """Who looks on while a ladder's model computes; nobody where every expert is resident."""
         if not isinstance(source, LadderSource):
             return None
-        self.prediction = Prediction(self.spec, weights, self.folder, source, moves=config.predict == "auto")
+        moves = config.predict == "auto"
+        self.prediction = Prediction(self.spec, weights, self.folder, source, forecast, moves=moves)
         source.record(timeline)
         taps = [TimelineTap(timeline)] if timeline is not None else []
         return Taps(*taps, *self.prediction.taps)

@@ -74,13 +74,14 @@ class Prediction:
     """What watches the passes of an engine over a ladder, and what became of it."""
 
     def __init__(
-        self, spec: ModelSpec, weights: ModelWeights, folder: Path, source: LadderSource, *, moves: bool
-    ) -> None:
+        self, spec: ModelSpec, weights: ModelWeights, folder: Path, source: LadderSource,
+        forecast: ReuseForecast | None, *, moves: bool,
+    ) -> None:  # fmt: skip
         """`moves`: experts are moved before they are needed, where that pays; without, only eviction is forecast."""
         self.steering: Steering | None = None
         self.verdicts: list[Verdict] = []
         self.taps: list[ForwardTap] = []
-        forecast, geometry = reuse_for(folder), geometry_of(spec)
+        geometry = geometry_of(spec)
         if forecast is not None and isinstance(source.policy, Reuse):
             self.taps.append(ReuseTap(forecast, spec.moe_layers, source.policy, lambda: source.tokens))
         if moves and geometry is not None:

@@ -66,7 +66,6 @@ class Steering:
         self._layers = tuple(moe_layers)
         self._number = {layer: number for number, layer in enumerate(moe_layers)}
         self._memory = Memory(geometry)
-        self._top_k = geometry.top_k
         self._most = most_guesses
         self._layer_seconds = 0.0
         self._began = self._mark = self._waited = self._waited_before = 0.0
@@ -91,10 +90,8 @@ class Steering:
         self._memory.now.entering[self._number[layer]] = x
 
     def routed(self, probe: RouterProbe) -> None:
-        number, now = self._number[probe.layer], self._memory.now
-        now.residual[number], now.experts[number], now.weights[number] = probe.residual, probe.experts, probe.gates
-        if probe.shared is not None:
-            now.shared[number] = probe.shared
+        number = self._number[probe.layer]
+        self._memory.note(number, probe)
         self._measure()
         predictor = self.predictor
         if predictor is None:
