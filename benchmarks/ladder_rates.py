@@ -1,10 +1,10 @@
 """The rates that `replay` needs of a machine without a GPU, measured piece by piece: no engine, no step, no routing.
 
 A MoE layer is computed as a step computes it, with chosen experts. With n of them, all resident, it takes
-base + n · expert. With top_k of them, n absent, it takes base + ask + n · (read + decode) + expert: all others are
-computed while the absent ones are on their way, but for the last. That holds from n = 2 on, where the way is long
-enough. The link's own meter says what of it is the read; "decode" is all that the reader does beside its reads while
-compute goes on, waiting for the interpreter's lock included.
+base + n · expert. With top_k of them, n absent, it takes base + ask + n · (read + decode) + expert: the shared expert
+and all others are computed while the absent ones are on their way, but for the last. That holds from n = 2 on, where
+the way is long enough. The link's own meter says what of it is the read; "decode" is all that the reader does beside
+its reads while compute goes on, waiting for the interpreter's lock included.
 """
 
 import random
@@ -25,7 +25,7 @@ from steerpipe.transfer.source import LadderSource
 
 CPU = torch.device("cpu")
 SHARE = 0.375  # of all experts in slots while misses are measured: none of the points that are predicted
-REPEATS = 48  # of each number of experts
+REPEATS = 96  # of each number of experts
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,13 @@ class Pieces:
         self._random = random.Random(7)
         self._x = torch.randn(1, self.pack.spec.hidden)
         self._valid = torch.tensor([0])
+        weights = build_weights(self.pack.spec, self.pack.family.names, self.pack.read_dense(), torch.float32, CPU)
+        own = [layer.mlp for layer in weights.layers if isinstance(layer.mlp, MoeWeights)]
+        self._shared = [each for each in own if each.shared is not None]  # by layer; empty: a family without
 
     def layer_rates(self) -> LayerRates:
         times: dict[int, list[float]] = {count: [] for count in range(1, self.moe.top_k + 1)}
-        for _ in range(2 * REPEATS):
+        for _ in range(REPEATS):
             for count in times:
                 times[count].append(self._compute_resident(count))
         expert, base = self._fit(times)
@@ -68,14 +71,12 @@ class Pieces:
 
     def shared_seconds(self) -> float:
         """The shared expert of some layer, one row; 0 for a family without one."""
-        weights = build_weights(self.pack.spec, self.pack.family.names, self.pack.read_dense(), torch.float32, CPU)
-        own = [layer.mlp for layer in weights.layers if isinstance(layer.mlp, MoeWeights)]
-        if own[0].shared is None:
+        if not self._shared:
             return 0.0
         times = []
-        for number in range(8 * REPEATS):
+        for number in range(4 * REPEATS):
             begin = time.perf_counter()
-            run_shared(self._x, own[number % len(own)], 1)
+            run_shared(self._x, self._shared[number % len(self._shared)], 1)
             times.append(time.perf_counter() - begin)
         return statistics.median(times)
 
@@ -91,7 +92,7 @@ class Pieces:
                 for count in times:
                     place, experts = self._choose(source, count)
                     self._compute_resident(self.moe.top_k)
-                    times[count].append(self._compute(source, place, experts))
+                    times[count].append(self._compute(source, place, experts, shared=True))
             counted = source.counters() - before
         block, fixed = self._fit(times)
         read = counted.link_seconds / counted.link_reads
@@ -106,11 +107,13 @@ class Pieces:
         experts = self._random.sample(range(self.moe.experts), count)
         return self._compute(self._resident, self._random.choice(self.layers), experts)
 
-    def _compute(self, source: ExpertSource, layer: int, experts: list[int]) -> float:
-        """Seconds of one row through those experts."""
+    def _compute(self, source: ExpertSource, layer: int, experts: list[int], *, shared: bool = False) -> float:
+        """Seconds of one row through those experts; `shared`: and through a shared one, once they are asked for."""
         route = Route(torch.tensor([experts]), torch.ones(1, len(experts)))
         begin = time.perf_counter()
         with source.lease(layer, experts) as lease:
+            if shared and self._shared:
+                run_shared(self._x, self._random.choice(self._shared), 1)
             run_experts(self._x, route, self._valid, lease, cell=1)
         return time.perf_counter() - begin
 
