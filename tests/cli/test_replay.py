@@ -41,6 +41,10 @@ def test_a_recorded_run_is_placed_between_on_demand_and_resident(tmp_path: Path)
         (["--link", "fast"], "fast"),
         (["--layer-ms", "-1"], "layer_seconds"),
         (["--decode-us", "-1"], "decoding seconds"),
+        (["--layer-ms", "inf"], "layer_seconds"),
+        (["--layer-ms", "nan"], "layer_seconds"),
+        (["--tokens", "0"], "--tokens is 0"),
+        (["--experts", "60"], "--experts without a trace"),
     ],
 )
 def test_a_machine_that_cannot_be_is_refused_with_a_fix(words: list[str], said: str) -> None:

@@ -35,13 +35,18 @@ def test_what_is_asked_for_leaves_room_for_a_step_and_its_block_of_zeros(chunk: 
         plan_cuda_budget(config, LARGE, taken - 1, 0)
 
 
-@pytest.mark.parametrize(("asked", "slots"), [("25%", 1536), ("4GiB", 4 * GIB // (9 * MIB)), ("0.001%", 2)])
+@pytest.mark.parametrize(("asked", "slots"), [("25%", 1536), ("4GiB", 4 * GIB // (9 * MIB)), ("0.05%", 3)])
 def test_a_share_or_bytes_are_taken_as_given(asked: str, slots: int) -> None:
     assert plan_cuda_budget(EngineConfig(fast_memory=asked), LARGE, 24 * GIB, 120 * GIB).slots == slots
 
 
 def test_slots_for_all_experts_are_resident_also_when_they_were_asked_for() -> None:
     assert plan_cuda_budget(EngineConfig(fast_memory="100%"), LARGE, 60 * GIB, 0).resident
+
+
+def test_a_pace_needs_a_link_even_where_everything_fits() -> None:
+    budget = plan_cuda_budget(EngineConfig(pace="3GB"), LARGE, 80 * GIB, 120 * GIB)
+    assert not budget.resident and budget.slots == LARGE.experts and budget.pinned_bytes == ALL and budget.pace == 3e9
 
 
 def test_without_more_words_everything_that_fits_lies_in_locked_memory() -> None:

@@ -157,6 +157,18 @@ def test_gradients_and_training_are_refused_while_attached(tmp_path: Path) -> No
         logits(model)
 
 
+def test_a_model_that_was_cast_while_attached_says_so_and_detaches_as_it_was(tmp_path: Path) -> None:
+    model = tiny_model("mixtral")
+    before = {name: tensor.clone() for name, tensor in experts_of(model).named_parameters()}
+    with attach(model, pack_dir=tmp_path):
+        model.to(torch.bfloat16)
+        with pytest.raises(RequestError, match=r"experts are torch.float32, but .* torch.bfloat16") as caught:
+            logits(model)
+        assert "before it is attached" in caught.value.fix
+    after = dict(experts_of(model).named_parameters())
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
 def test_a_model_that_shares_a_config_is_told_what_happened(tmp_path: Path) -> None:
     model = tiny_model("mixtral")
     twin = type(model)(model.config).eval()

@@ -10,7 +10,7 @@ from steerpipe.store.formats import ExpertFormat
 from steerpipe.transfer.faulty import Faults
 from tests.support.tiny import FAMILIES
 
-FORMATS = {form: ExpertFormat(form) for form in ("float32", "bfloat16", "int8", "int4")}
+FORMATS = {form: ExpertFormat(form) for form in ("float32", "bfloat16", "float16", "int8", "int4")}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BUDGETS = {"100 %": 1.0, "50 %": 0.5, "25 %": 0.25, "12.5 %": 0.125, "two slots": 0.0}
 TIERS = {"disk": 0, "some RAM": 5, "all in RAM": 1 << 20}  # blocks

@@ -14,9 +14,16 @@ PROFILE = Profile("abc", (0.5, 0.0, 4.0, 3.0, 0.0, 1.0), (ExpertId(0, 0), Expert
 
 
 def test_a_profile_comes_back_as_it_was(tmp_path: Path) -> None:
-    assert save_profile(tmp_path / "deep" / "profile.json", PROFILE)
-    assert load_profile(tmp_path / "deep" / "profile.json", "abc", 6) == PROFILE
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["profile.json"]
+    assert save_profile(tmp_path / "deep" / "abc.json", PROFILE)
+    assert load_profile(tmp_path / "deep" / "abc.json", "abc", 6) == PROFILE
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["abc.json"]
+
+
+def test_a_pack_that_is_gone_does_not_come_back_as_a_folder_with_a_profile(tmp_path: Path) -> None:
+    file = profile_file(tmp_path, "abc", tmp_path / "cache", embedded=False)
+    assert file.parent == tmp_path
+    assert not save_profile(tmp_path / "pack" / file.name, PROFILE)
+    assert not (tmp_path / "pack").exists()
 
 
 def test_residents_come_first_then_the_most_used_and_never_the_unused() -> None:

@@ -11,6 +11,7 @@ from steerpipe.store.formats import ExpertFormat
 from steerpipe.store.reader import open_pack
 from steerpipe.store.synthetic import SyntheticShape, write_synthetic
 from steerpipe.store.verify import verify
+from steerpipe.tiny import write_byte_tokenizer
 
 # Above slots, slabs and RAM: torch's temporaries while decoding, the thread's stack, Python objects, and what the
 # allocator keeps. Measured: 3 MB with bf16, 6 MB with int4.
@@ -74,3 +75,38 @@ def test_a_synthetic_pack_is_a_whole_pack(tmp_path: Path) -> None:
     assert verify(pack.folder).good
     assert pack.expert_file.stat().st_size == shape.expert_bytes + 4096
     assert pack.spec.moe(1).experts == 10
+
+
+BUILD = """
+import json, sys
+from pathlib import Path
+from steerpipe import Pipeline
+
+def resident_bytes(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+folder, dtype = sys.argv[1:]
+settings = dict(fast_memory="25%", max_context=256, profile=False, dtype=dtype, predict="off")
+Pipeline(folder + "/small", **settings).close()  # imports, tokenizer, torch's own first-use memory
+before = resident_bytes("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+with Pipeline(folder + "/large", **settings) as pipe:
+    pipe.generate([1, 2, 3], max_tokens=2)
+    rows = {row.what: row.size_bytes for row in pipe.memory if row.where != "disk"}
+    print(json.dumps({"peak": resident_bytes("VmHWM") - before, "told": sum(rows.values()), "rows": rows}))
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_opening_a_model_never_takes_more_than_the_table_says_and_one_weight(dtype: str, tmp_path: Path) -> None:
+    """The largest weight, which is read before it is cast, is the allowance: 51 MB here, of 205 or 410 MB dense."""
+    for name, vocab in (("small", 260), ("large", 50_000)):
+        write_synthetic(tmp_path / name, SyntheticShape(layers=2, experts=8, hidden=512, width=256, vocab=vocab))
+        write_byte_tokenizer(tmp_path / name)
+    command = [sys.executable, "-c", BUILD, str(tmp_path), dtype]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    largest = 50_000 * 512 * 2  # as stored
+    assert found["peak"] <= found["told"] + largest + MARGIN_BYTES, found

@@ -578,3 +578,22 @@ def test_addresses_are_those_of_the_pack() -> None:
         assert source._ladder.addresses[ExpertId(1, 3)] == BlockAddress(
             ExpertId(1, 3), place.offset, place.layout.block_bytes
         )
+
+
+def test_an_interrupt_while_a_lease_waits_leaves_nobody_hungry(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = ExpertId(0, 0)
+    source, gated = open_with(GatedLink, [held], slots=2)
+    assert isinstance(gated, GatedLink)
+    with source:
+        changed = source._ladder.changed
+
+        def interrupted(timeout: float | None = None) -> bool:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(changed, "wait", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                read_all(source, 0, [0, 1, 2])
+        gated.gates[held].set()
+        source.check_integrity()
+        assert read_all(source, 0, ALL)

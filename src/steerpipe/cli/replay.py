@@ -51,6 +51,12 @@ def replay(
         from steerpipe.transfer.replay_report import render
         from steerpipe.transfer.synthetic import SyntheticRouting
 
+        if tokens < 1:
+            raise ConfigError(f"--tokens is {tokens}", fix="give at least one")
+        if experts is not None and trace is None:
+            raise ConfigError(
+                "--experts without a trace", fix="leave it out: it says how many experts a layer of a trace has"
+            )
         recalls = _recalls(recall)
         drawn = SyntheticRouting(tokens=tokens, seed=seed)
         recording = _recorded(trace, experts, tokens) if trace else draw_recording(drawn)

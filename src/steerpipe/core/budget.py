@@ -43,15 +43,16 @@ def plan_budget(config: EngineConfig, facts: ExpertFacts, free_bytes: int) -> Ex
         return _automatic(facts, free_bytes, pace)
     if config.fast_memory == "auto":
         assert ram is not None, "one of the two was given"
-        return _within(ram // facts.slot_bytes, facts, 0, pace, f"what {format_bytes(ram)} of RAM holds")
-    slots = slots_asked(config.fast_memory, facts)
+        slots = min(ram // facts.slot_bytes, facts.experts)
+        return _within(slots, facts, 0, pace, f"what {format_bytes(ram)} of RAM holds", free_bytes)
+    slots = min(slots_asked(config.fast_memory, facts), facts.experts)
     behind = 0 if ram is None else ram - slots * facts.slot_bytes
     if behind < 0:
         raise ConfigError(
             f"fast_memory takes {format_bytes(slots * facts.slot_bytes)}, but ram is only {format_bytes(ram or 0)}",
             fix="without a GPU the slots lie in RAM: raise ram, or lower fast_memory",
         )
-    return _within(slots, facts, whole_blocks(behind, facts), pace, "as set")
+    return _within(slots, facts, whole_blocks(behind, facts), pace, "as set", free_bytes)
 
 
 NO_EXPERTS = ExpertBudget(0, 0, None, resident=True, reason="the model has no experts")
@@ -69,7 +70,7 @@ def refuse_pin(config: EngineConfig) -> None:
 def slots_asked(fast_memory: str, facts: ExpertFacts) -> int:
     """How many experts a share or an amount of bytes is."""
     if fast_memory.endswith("%"):
-        return max(SMALLEST_SLOTS, int(facts.experts * float(fast_memory[:-1]) / 100))
+        return int(facts.experts * float(fast_memory[:-1]) / 100 + 1e-9)
     return parse_bytes(fast_memory) // facts.slot_bytes
 
 
@@ -104,9 +105,20 @@ def _automatic(facts: ExpertFacts, free_bytes: int, pace: float | None) -> Exper
     if facts.experts * facts.slot_bytes <= room and pace is None:
         return ExpertBudget(facts.experts, 0, None, resident=True, reason="all experts fit in memory")
     refuse_too_little(room, free_bytes, facts, "memory")
-    return _within(room // facts.slot_bytes, facts, 0, pace, f"what is free less {_MARGIN:.0%}")
+    slots = min(room // facts.slot_bytes, facts.experts)
+    return _within(slots, facts, 0, pace, f"what is free less {_MARGIN:.0%}", free_bytes)
 
 
-def _within(slots: int, facts: ExpertFacts, ram_bytes: int, pace: float | None, reason: str) -> ExpertBudget:
+def _within(
+    slots: int, facts: ExpertFacts, ram_bytes: int, pace: float | None, reason: str, free_bytes: int
+) -> ExpertBudget:
     refuse_too_few(slots, facts)
-    return ExpertBudget(min(slots, facts.experts), ram_bytes, pace, resident=False, reason=reason)
+    if slots * facts.slot_bytes + ram_bytes > free_bytes:
+        behind = f" and {format_bytes(ram_bytes)} of raw blocks behind them" if ram_bytes else ""
+        raise CapacityError(
+            f"{slots} experts take {format_bytes(slots * facts.slot_bytes)}{behind}, but "
+            f"{format_bytes(max(0, free_bytes))} of memory are free beside dense weights and keys and values",
+            fix=f"lower fast_memory or ram (at least {SMALLEST_SLOTS * facts.slot_bytes:,} bytes: two experts), "
+            "kv_memory or max_context",
+        )
+    return ExpertBudget(slots, ram_bytes, pace, resident=False, reason=reason)

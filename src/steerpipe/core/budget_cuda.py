@@ -31,7 +31,7 @@ def plan_cuda_budget(config: EngineConfig, facts: ExpertFacts, free_bytes: int, 
         return NO_EXPERTS
     pace = None if config.pace is None else float(parse_bytes(config.pace))
     slots, reason = _slots(config, facts, free_bytes)
-    if slots >= facts.experts:
+    if slots >= facts.experts and pace is None:
         return ExpertBudget(facts.experts, 0, pace, resident=True, reason=reason)
     ram, ram_reason = _ram(config, facts, free_ram_bytes)
     pinned = _pinned(config, facts, ram, free_ram_bytes)

@@ -130,4 +130,9 @@ def _bound_layer(module: ExpertsModule, hidden: Tensor) -> BoundLayer:
             "gradients were asked for, but the experts will have gone when they are computed",
             fix="run the model under torch.no_grad() or torch.inference_mode(), or detach to train",
         )
+    if hidden.dtype != bound.form.dtype and not torch.is_autocast_enabled(hidden.device.type):
+        raise RequestError(
+            f"the experts are {bound.form.dtype}, but what they are to compute on is {hidden.dtype}",
+            fix="cast the model before it is attached, or detach first",
+        )
     return bound

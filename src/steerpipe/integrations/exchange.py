@@ -80,7 +80,10 @@ def restore(layers: Sequence[ExpertLayer], blocks: BlockFile, device: torch.devi
         block = torch.empty(layer.form.block_bytes, dtype=torch.uint8)
         views = layer.form.views(block)
         empty = layer.parameters()
-        whole = {name: torch.empty_like(parameter, device=device) for name, parameter in empty.items()}
+        whole = {  # in the dtype that was attached, whatever the model was cast to meanwhile
+            name: torch.empty_like(parameter, device=device, dtype=views[name].dtype)
+            for name, parameter in empty.items()
+        }
         for expert in range(layer.form.experts):
             blocks.read_block(number, expert, block)
             for name, view in views.items():

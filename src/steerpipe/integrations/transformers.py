@@ -88,7 +88,7 @@ def load(
 
 @contextmanager
 def _block_file(forms: Sequence[ExpertForm], pack_dir: Path | str | None) -> Iterator[Path]:
-    """A name for a file that has none afterwards: what is open stays readable, and nothing is left however we end."""
+    """A name for a file that has none afterwards: what is open stays readable. A kill while it is written leaves it."""
     folder = cache_folder(EngineConfig()) / "attached" if pack_dir is None else Path(pack_dir)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -55,7 +55,10 @@ def load_profile(file: Path, source: str, experts: int) -> Profile | None:
 
 
 def save_profile(file: Path, profile: Profile) -> bool:
-    """Written beside and renamed: whole or not at all. False where it cannot be written, which is no reason to fail."""
+    """Written beside and renamed: whole or not at all. False where it cannot be written, which is no reason to fail.
+
+    The cache is made where it is missing; a pack that was removed or renamed meanwhile is not.
+    """
     content = {
         "schema": SCHEMA,
         "source": profile.source,
@@ -64,7 +67,8 @@ def save_profile(file: Path, profile: Profile) -> bool:
     }
     partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.name != NAME:
+            file.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(json.dumps(content, separators=(",", ":")), encoding="utf-8")
         partial.replace(file)
     except OSError:

@@ -5,7 +5,7 @@ Legend: H hidden, I expert width.
 
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,10 +63,14 @@ class Pack:
     def layout(self, layer: int) -> BlockLayout:
         return self._places[layer, 0].layout
 
+    @property
+    def dense(self) -> Mapping[str, Tensor]:
+        """Dense weights by the checkpoint's names, float32 where they were quantised; each is read when asked for."""
+        return _DenseWeights(self)
+
     def read_dense(self) -> dict[str, Tensor]:
-        """All dense weights by the checkpoint's names; float32 where they were quantised. Reads the disk."""
-        stored = {name: self.read_stored(name) for name in self.dense_entries}
-        return {name: restore(stored, name) for name in dense_tensors(self.spec, self.family.names)}
+        """All of them at once. Reads the disk."""
+        return dict(self.dense)
 
     def read_expert(self, layer: int, expert: int) -> tuple[Tensor, Tensor, Tensor]:
         """gate [I, H], up [I, H], down [H, I]; float32 if they were quantised, as stored otherwise. Reads the disk."""
@@ -118,6 +122,43 @@ class Pack:
             if found != said:
                 raise PackError(f"{name} in {entry.file} has checksum {found} instead of {said}", fix=PACK_AGAIN)
         return tensor
+
+
+class _Stored(Mapping[str, Tensor]):
+    """What lies in dense.safetensors, by its names there."""
+
+    def __init__(self, pack: Pack) -> None:
+        self._pack = pack
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._pack.dense_entries:
+            raise KeyError(name)
+        return self._pack.read_stored(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._pack.dense_entries)
+
+    def __len__(self) -> int:
+        return len(self._pack.dense_entries)
+
+
+class _DenseWeights(Mapping[str, Tensor]):
+    """Who casts one after the other never holds more than one of them twice."""
+
+    def __init__(self, pack: Pack) -> None:
+        self._stored = _Stored(pack)
+        self._names = dense_tensors(pack.spec, pack.family.names)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return restore(self._stored, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def is_pack(folder: Path) -> bool:

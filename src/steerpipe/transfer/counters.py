@@ -1,7 +1,7 @@
 """What the ladder did, in numbers that add up: hits + late + misses = experts leased."""
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Self
+from typing import Any, Self
 
 from steerpipe.transfer.link import LinkRate
 from steerpipe.transfer.queue import Reason
@@ -27,7 +27,7 @@ class ReasonCounters:
 
 @dataclass(frozen=True, slots=True)
 class LadderCounters:
-    """A snapshot since the start, or the difference of two. JSON-able by `dataclasses.asdict`."""
+    """A snapshot since the start, or the difference of two."""
 
     demand: ReasonCounters = ReasonCounters()
     prefetch: ReasonCounters = ReasonCounters()
@@ -65,6 +65,11 @@ class LadderCounters:
     def utilisation(self) -> float:
         """Share of the time in which the link had something to do."""
         return self.link_seconds / self.seconds if self.seconds else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, the sums over the reasons and the link's utilisation included."""
+        sums = {"hits": self.hits, "late": self.late, "read_bytes": self.read_bytes, "utilisation": self.utilisation}
+        return asdict(self) | sums
 
     def __sub__(self, before: Self) -> Self:
         """What happened between two snapshots."""

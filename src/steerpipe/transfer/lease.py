@@ -138,8 +138,10 @@ class LadderLease:
             ladder.check_usable()
             hungry = bool(self._wanted)
             ladder.hungry += hungry
-            ladder.changed.wait()
-            ladder.hungry -= hungry
+            try:
+                ladder.changed.wait()
+            finally:  # an interrupt as well
+                ladder.hungry -= hungry
             self._ask()
             self._wave = ladder.table.ready(self._loading)
         now = time.perf_counter()

@@ -1,5 +1,6 @@
 """A machine in figures: what the simulator runs on. Pure."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -57,13 +58,13 @@ class Machine:
 
     def _rules(self) -> Iterator[tuple[str, bool, str]]:
         for name in ("block_bytes", "link_bytes_per_second", "chunk_bytes"):
-            yield f"{name} = {getattr(self, name)}", getattr(self, name) > 0, "above 0"
+            yield f"{name} = {getattr(self, name)}", 0 < getattr(self, name) < math.inf, "above 0 and finite"
         for name in ("layer_seconds", "expert_seconds", "ask_seconds", "beside_seconds", "latency_seconds"):
-            yield f"{name} = {getattr(self, name)}", getattr(self, name) >= 0, "0 or more"
+            yield f"{name} = {getattr(self, name)}", 0 <= getattr(self, name) < math.inf, "0 or more and finite"
         least = f"{SMALLEST_SLOTS} or more"
         yield f"slots = {self.slots}", self.slots >= SMALLEST_SLOTS, least
         if self.decoding is not None:
-            yield f"decoding seconds = {self.decoding.seconds}", self.decoding.seconds >= 0, "0 or more"
+            yield f"decoding seconds = {self.decoding.seconds}", 0 <= self.decoding.seconds < math.inf, "0 or more"
             yield f"readers = {self.decoding.readers}", self.decoding.readers >= 1, "1 or more"
         if self.disk is not None:
             yield f"ram_slots = {self.disk.ram_slots}", self.disk.ram_slots >= SMALLEST_SLOTS, least

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from steerpipe.core.errors import InputError
 from steerpipe.transfer.synthetic import SyntheticRouting, draw_routing
 
+MOST_EXPERTS = 1 << 16  # of all layers: more than any model has, and what a table of them takes in a second
 FIX = "give a safetensors file with an integer tensor 'routing' of [tokens, MoE layers, top_k]"
 
 
@@ -27,6 +28,10 @@ class Recording:
         least, most = int(self.routing.min()), int(self.routing.max())
         if not 0 <= least <= most < self.experts:
             raise InputError(f"{self.name} routes to experts {least} to {most} of {self.experts}", fix=FIX)
+        if self.all_experts > MOST_EXPERTS:
+            raise InputError(
+                f"{self.name} has {self.all_experts:,} experts in all, at most {MOST_EXPERTS:,} are replayed", fix=FIX
+            )
         ordered = np.sort(self.routing, axis=-1)
         if (ordered[..., 1:] == ordered[..., :-1]).any():
             raise InputError(f"{self.name} routes a token twice to one expert", fix=FIX)
