@@ -90,7 +90,7 @@ def main() -> None:
     material = Material(pack_traces(train, geometry), len(train), int(model.config.vocab_size))
     pack = find_model(None)
     files = [file for file in sorted(options.predictors.rglob("*.safetensors")) if file.parent.name != "shipped"]
-    entries: list[Entry] = saved_entries(files, pack, routers, HORIZONS, "cpu")
+    entries: list[Entry] = saved_entries(files, pack, routers, HORIZONS, "cpu", test)
     entries += [_at_one(each) for each in usual_entries(material, HORIZONS, "nano") if each.role is not Role.CONTESTANT]
     machines = stated_machines() if options.replay_tokens else []
     measured = Options(

@@ -12,16 +12,17 @@ import torch
 from torch import Tensor
 
 from benchmarks.predictor_material import CONTEXT, load_nano, read_text
-from steerpipe.arena.evaluation import evaluate
+from steerpipe.arena.evaluation import evaluate, predictions
 from steerpipe.arena.metrics import Tally
 from steerpipe.predict.files import save
 from steerpipe.predict.protocol import RoutingPredictor
 from steerpipe.predict.records import PackedTrace, States
-from steerpipe.predict.sight import Decision, Sight, rows_for
+from steerpipe.predict.sight import Decision
 from steerpipe.predict.storage import Storage
 from steerpipe.predict.stored import StoredPredictor, Training
+from steerpipe.trace.live import windows
 from steerpipe.train.fit import Schedule
-from steerpipe.train.material import Material, collect, first_rows
+from steerpipe.train.material import Material, collect, first_rows, seen_in
 from steerpipe.train.models import check_routers, routers_of_model
 
 SHARES = {"1/64": 1 / 64, "1/16": 1 / 16, "1/4": 1 / 4, "1": 1.0}  # of the training material: learning curves
@@ -53,7 +54,8 @@ class Bench:
         seconds = time.monotonic() - start
         print(f"traced {train.rows:,} + {test.rows:,} tokens in {seconds:.1f} s", flush=True)
         routers = routers_of_model(model)
-        whole = Material(train, len(text.train), model.config.vocab_size, routers, model)
+        seen = seen_in(windows(text.train, CONTEXT))
+        whole = Material(train, len(text.train), model.config.vocab_size, routers, model, seen)
         said = {
             "model": "nano as shipped", "device": _device_name(options.device), "train_tokens": train.rows,
             "train_prompts": len(text.train), "test_tokens_held_out": test.rows, "test_prompts": len(text.test),
@@ -66,8 +68,9 @@ class Bench:
         fitting = whole.first(1 - TUNING)
         return cls(fitting, _last(whole, fitting.trace.rows), test, options.out, options.scale, {"run": said})
 
-    def schedule(self, steps: int, rows: int, rate: float) -> Schedule:
-        return Schedule(max(2, round(steps * self.scale)), rows, rate)
+    def schedule(self, steps: int, rows: int, rate: float, *, half: bool = False) -> Schedule:
+        """`half`: in bfloat16 where that is faster, on a GPU."""
+        return Schedule(max(2, round(steps * self.scale)), rows, rate, half=half and self.test.device.type == "cuda")
 
     def train(self, key: str, make: Callable[[Material], P], material: Material | None = None) -> P:
         """Makes, times and remembers a predictor."""
@@ -80,7 +83,9 @@ class Bench:
         made.training = Training(
             source.trace.rows, source.prompts, round(seconds, 2), self.results["run"]["device"], 0, "nano"
         )
+        made.seen = source.seen
         self.kept[key] = made
+        self.log(f"  {key}: made in {seconds:.1f} s")
         return made
 
     def test_at(self, key: str, predictor: RoutingPredictor, horizons: Sequence[int]) -> dict[str, Any]:
@@ -99,16 +104,18 @@ class Bench:
 
     def test_decision(self, key: str, predictor: RoutingPredictor, decision: Decision) -> dict[str, Any]:
         """One target layer at one horizon."""
-        tally = Tally(self.test.device)
-        for rows in rows_for(self.test, decision).split(16_384):
-            said = predictor.probabilities(Sight(self.test, rows, decision))
-            weights = None if self.test.weights is None else self.test.weights[rows, decision.target]
-            tally.add(said, self.test.experts[rows, decision.target], weights)
-        metrics = tally.metrics()
+        metrics = self.tally(predictor, decision, self.test).metrics()
         entry = self._entry(key, predictor)
         entry["decisions"][f"layer {decision.target}, {decision.horizon} ahead"] = metrics.as_json()
         self.log(f"  {key} at layer {decision.target}, {decision.horizon} ahead: recall {metrics.recall:.4f}")
         return entry
+
+    def tally(self, predictor: RoutingPredictor, decision: Decision, trace: PackedTrace) -> Tally:
+        tally = Tally(trace.device)
+        for rows, said in predictions(predictor, trace, decision):
+            weights = None if trace.weights is None else trace.weights[rows, decision.target]
+            tally.add(said, trace.experts[rows, decision.target], weights)
+        return tally
 
     def keep(self, key: str, folder: str, storage: Storage) -> Path:
         """Writes a trained predictor to its folder of the output."""

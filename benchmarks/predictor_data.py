@@ -45,7 +45,10 @@ from steerpipe.train.recipes import HEAD_INPUTS
 
 SEED = Decision(target=12, horizon=2)
 HELD_OUT = 0.15
-NETWORK = Schedule(600, 512, 1e-3)  # as many steps in every cell, so that data alone differs
+NETWORKS = {  # as many steps in every cell, so that data alone differs
+    Architecture.MLP: Schedule(600, 512, 1e-3),
+    Architecture.TRANSFORMER: Schedule(600, 512, 3e-3),
+}
 HEAD = Schedule(300, 512, 2e-3)
 
 
@@ -62,26 +65,30 @@ class Learner:
         yield "frequency", count_frequency(part, [SEED.horizon])
         yield "affinity", count_affinity(part, int(self.model.config.vocab_size), crossing=1, horizons=[SEED.horizon])
         yield "transition", count_transition(part, [SEED.horizon])
-        for window in (Window.LAYERS, Window.BOTH):
-            yield f"mlp ({window})", train_history(trace, rows, window, self._scaled(NETWORK))
+        for architecture, schedule in NETWORKS.items():
+            for window in (Window.LAYERS, Window.BOTH):
+                made = train_history(trace, rows, architecture, window, self._scaled(schedule))
+                yield f"{architecture} ({window})", made
         yield "head (hidden state)", train_state_head(trace, rows, routers_of_model(self.model), self._scaled(HEAD))
 
     def _scaled(self, schedule: Schedule) -> Schedule:
         return replace(schedule, steps=max(2, round(schedule.steps * self.scale)))
 
 
-def train_history(trace: PackedTrace, rows: Tensor, window: Window, schedule: Schedule) -> Trajectory:
+def train_history(
+    trace: PackedTrace, rows: Tensor, architecture: Architecture, window: Window, schedule: Schedule
+) -> Trajectory:
     """As steerpipe.train.trajectories does it, from these rows alone; the tokens before them are seen as history."""
     experts = trace.geometry.experts
     torch.manual_seed(schedule.seed)
-    network = build(Architecture.MLP, experts, window_length(window, HISTORY)).to(trace.device).train()
+    network = build(architecture, experts, window_length(window, HISTORY)).to(trace.device).train()
 
     def loss_of(drawn: Tensor) -> Tensor:
         sight = Sight(trace, drawn, SEED)
         return F.binary_cross_entropy_with_logits(network(read_window(sight, window)), sight.truth())
 
-    fit(network.parameters(), loss_of, rows, schedule, what="mlp")
-    return Trajectory(Architecture.MLP, experts, {SEED: network}, window=window)
+    fit(network.parameters(), loss_of, rows, schedule, what=architecture)
+    return Trajectory(architecture, experts, {SEED: network}, window=window)
 
 
 def train_state_head(trace: PackedTrace, rows: Tensor, routers: Routers, schedule: Schedule) -> ResidualHead:

@@ -1,5 +1,6 @@
 """Stages of train_predictors: counted baselines, and everything that looks at hidden states."""
 
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from benchmarks.predictor_bench import SHARES, Bench
@@ -9,6 +10,7 @@ from steerpipe.predict.estimator import Estimator
 from steerpipe.predict.files import load
 from steerpipe.predict.lookahead import RouterLookahead
 from steerpipe.predict.preattention import Architecture
+from steerpipe.predict.shipped import ASSETS, FOLDER
 from steerpipe.predict.storage import Storage
 from steerpipe.predict.stored import StoredPredictor
 from steerpipe.train.blending import train_blend
@@ -27,14 +29,14 @@ from steerpipe.train.recipes import (
 RANK, LARGE_RANK = 56, 256
 AHEAD = (1, 2, 3)
 HEAD_STEPS, HEAD_ROWS, HEAD_RATE, LARGE_RATE = 6000, 2048, 6e-3, 5e-3
+ESTIMATOR_STEPS, PREATTENTION_STEPS = 1600, 700
+SHIPPED = ASSETS / FOLDER / "nano"
 
 
 def counted(bench: Bench) -> None:
     made = {
         "frequency": bench.train("frequency", lambda m: count_frequency(m.trace)),
-        "previous": bench.train("previous", lambda m: count_previous(m.trace)),
-        "affinity": bench.train("affinity", lambda m: count_affinity(m.trace, m.vocab)),
-        "transition": bench.train("transition", lambda m: count_transition(m.trace)),
+        **{name: bench.train(name, _PARTS[name]) for name in ("previous", "affinity", "transition")},
     }
     for key, predictor in made.items():
         bench.test_at(key, predictor, AHEAD if key == "transition" else (0, *AHEAD))
@@ -103,41 +105,65 @@ def _curve(bench: Bench, key: str, rank: int, rate: float) -> None:
 
 
 def estimators(bench: Bench) -> None:
-    """As published: on the quasi state with default vectors and the exact shared expert."""
-    lookahead = bench.kept["lookahead-defaults-shared"]
+    """As published: on the quasi state with default vectors and the exact shared expert; the first over the steps."""
+    lookahead = _part(bench, "lookahead-defaults-shared")
     assert isinstance(lookahead, RouterLookahead)
-    schedule = bench.schedule(1000, 4096, 2e-3)
-    for horizon in AHEAD:
+    for key, horizon, steps in (
+        ("estimator-1, a quarter of the steps", 1, ESTIMATOR_STEPS // 4),
+        *((f"estimator-{horizon}", horizon, ESTIMATOR_STEPS) for horizon in AHEAD),
+    ):
+        schedule = bench.schedule(steps, 4096, 2e-3, half=True)
         make = partial(train_estimator, horizon=horizon, schedule=schedule, width=1024, defaults=lookahead.defaults)
-        estimator: Estimator = bench.train(f"estimator-{horizon}", make)
-        bench.test_at(f"estimator-{horizon}", estimator, (horizon,))
-        hybrid = bench.train(f"hybrid-{horizon}", partial(make_hybrid, estimator), bench.tuning)
-        entry = bench.test_at(f"hybrid-{horizon}", hybrid, (horizon,))
-        entry["drifting_layers"] = list(hybrid.drifting)
+        estimator: Estimator = bench.train(key, make)
+        bench.test_at(key, estimator, (horizon,))["steps"] = schedule.steps
+        if steps == ESTIMATOR_STEPS:
+            hybrid = bench.train(f"hybrid-{horizon}", partial(make_hybrid, estimator), bench.tuning)
+            entry = bench.test_at(f"hybrid-{horizon}", hybrid, (horizon,))
+            entry["drifting_layers"] = list(hybrid.drifting)
 
 
 def preattention(bench: Bench) -> None:
     """Both published architectures with both losses."""
-    schedule = bench.schedule(600, 4096, 1e-3)
+    schedule = bench.schedule(PREATTENTION_STEPS, 4096, 1e-3, half=True)
     for architecture in Architecture:
         for name, loss in (("ranking", ranking_loss), ("weighted", weighted_loss)):
             key = f"preattention-{architecture}-{name}"
             make = partial(train_preattention, schedule=schedule, architecture=architecture, loss=loss)
-            bench.test_at(key, bench.train(key, make), (0,))
+            bench.test_at(key, bench.train(key, make), (0,))["steps"] = schedule.steps
 
 
 def blends(bench: Bench) -> None:
     """Head, lookahead, and what history and the token alone say; the weights are learnt on the tuning part."""
     for horizon in AHEAD:
         names = (f"head-{horizon}", "lookahead-defaults-shared", "previous", "affinity", "transition")
-        parts = [bench.kept[name] for name in names]
-
-        make = partial(_blend, parts=parts, horizon=horizon)
-        blend = bench.train(f"blend-{horizon}", make, bench.tuning)
-        entry = bench.test_at(f"blend-{horizon}", blend, (horizon,))
-        entry["parts"] = list(names)
-        entry["weights"] = [[round(float(w), 4) for w in row] for row in blend.weights]
+        parts = [_part(bench, name) for name in names]
+        for key, used in ((f"blend-{horizon}", slice(None)), (f"blend-{horizon}, without the head", slice(1, None))):
+            make = partial(_blend, parts=parts[used], horizon=horizon)
+            blend = bench.train(key, make, bench.tuning)
+            entry = bench.test_at(key, blend, (horizon,))
+            entry["parts"] = list(names[used])
+            entry["weights"] = [[round(float(w), 4) for w in row] for row in blend.weights]
+        bench.test_at(f"head-{horizon}, as a part", parts[0], (horizon,))
 
 
 def _blend(material: Material, parts: list[StoredPredictor], horizon: int) -> Blend:
     return train_blend(parts, material.trace, horizon)
+
+
+def _part(bench: Bench, name: str) -> StoredPredictor:
+    """What an earlier stage made; else it is made here, and of the heads the shipped one is taken."""
+    if name not in bench.kept:
+        if name.startswith("head-"):
+            routers = bench.material.needed_routers("head")
+            bench.kept[name] = load(SHIPPED / f"{name}.safetensors", routers, bench.test.device)
+        else:
+            bench.train(name, _PARTS[name])
+    return bench.kept[name]
+
+
+_PARTS: Mapping[str, Callable[[Material], StoredPredictor]] = {
+    "previous": lambda m: count_previous(m.trace),
+    "affinity": lambda m: count_affinity(m.trace, m.vocab),
+    "transition": lambda m: count_transition(m.trace),
+    "lookahead-defaults-shared": lambda m: train_lookahead(m, defaults=train_defaults(m), shared=True),
+}

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.predictor_bench import Bench, merged
-from benchmarks.predictor_history import horizons_ahead, importance, layers_all, table_one, windows
+from benchmarks.predictor_history import curves, horizons_ahead, importance, layers_all, rates, table_one, windows
 from benchmarks.predictor_states import blends, counted, estimators, heads, large_heads, lookaheads, preattention
 from benchmarks.predictor_timings import timings
 
@@ -28,8 +28,8 @@ STATES: dict[str, Callable[[Bench], None]] = {
     "preattention": preattention, "estimators": estimators, "blends": blends,
 }  # fmt: skip
 HISTORY: dict[str, Callable[[Bench], None]] = {
-    "table_one": table_one, "windows": windows, "importance": importance, "horizons_ahead": horizons_ahead,
-    "layers_all": layers_all, "timings": timings,
+    "rates": rates, "table_one": table_one, "curves": curves, "windows": windows, "importance": importance,
+    "horizons_ahead": horizons_ahead, "layers_all": layers_all, "timings": timings,
 }  # fmt: skip
 
 

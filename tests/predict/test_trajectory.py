@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from steerpipe.core.errors import ConfigError
 from steerpipe.predict.records import PackedTrace
 from steerpipe.predict.sight import Decision, Sight, rows_for
-from steerpipe.predict.trajectory_networks import Architecture, build
+from steerpipe.predict.trajectory_networks import Architecture, ExpertTransformer, build, multiply_adds
 from steerpipe.predict.window import Window, read_window
 from steerpipe.train.fit import Schedule
 from steerpipe.train.trajectories import train_trajectory
@@ -54,6 +55,34 @@ def test_the_transformer_is_the_seeds() -> None:
     assert "encoder.layers.2.linear1.weight" not in shapes
     lstm = build(Architecture.LSTM, 60, 10).state_dict()
     assert lstm["lstm.weight_hh_l1"].shape == (4 * 256, 256) and "lstm.weight_hh_l2" not in lstm
+
+
+def test_computing_the_last_step_alone_changes_nothing() -> None:
+    network = build(Architecture.TRANSFORMER, 60, 10).eval()
+    assert isinstance(network, ExpertTransformer)
+    history = (torch.rand(7, 20, 60, generator=torch.Generator().manual_seed(0)) < 0.07).float()
+    plain = network.encoder(network.embedding(history) + network.positions[:, :20])[:, -1]
+    torch.testing.assert_close(network(history), network.out(plain))
+    assert not torch.equal(network.train()(history), network(history))  # dropout is on
+
+
+def test_multiply_adds_of_the_transformer_are_those_of_its_products() -> None:
+    """Counted by torch, twice: a multiply and an add."""
+    network, history = build(Architecture.TRANSFORMER, 60, 10).eval(), torch.zeros(1, 10, 60)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        network(history)
+    assert counter.get_total_flops() == 2 * multiply_adds(Architecture.TRANSFORMER, 60, 10)
+
+
+def test_networks_that_learn_in_half_precision_are_kept_in_full() -> None:
+    trace = ruled_trace(by_layer_before, tokens=2000)
+    decisions = [Decision(2, 1), Decision(3, 1)]
+    for several in (decisions[:1], decisions):
+        made = train_trajectory(trace, Architecture.MLP, several, Schedule(150, 128, 3e-3, half=True), steps=2)
+        assert {value.dtype for value in made.tensors().values()} == {torch.float32}
+        for decision in several:
+            sight = Sight(trace, rows_for(trace, decision), decision)
+            assert recall(made.probabilities(sight), sight.truth()) > 0.9
 
 
 @pytest.mark.parametrize("architecture", list(Architecture))

@@ -2,9 +2,12 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from steerpipe.core.errors import InputError
 from steerpipe.predict.records import States, TracedSequence
+from steerpipe.predict.seen import prompt_digest
+from steerpipe.predict.stored import StoredPredictor
 
 
 def check_apart(train: Sequence[TracedSequence], test: Sequence[TracedSequence]) -> None:
@@ -19,6 +22,19 @@ def check_apart(train: Sequence[TracedSequence], test: Sequence[TracedSequence])
                 f"training and test share {len(shared)} {what}, {_prompts_of(shared[0], test)} among them",
                 fix="split by prompt (steerpipe.trace.split.split_prompts), and leave duplicates out",
             )
+
+
+def check_unseen(predictor: StoredPredictor, file: Path, test: Sequence[TracedSequence]) -> None:
+    """InputError if the predictor in `file` learnt from a prompt of the test. Files of before digests do not tell."""
+    seen = predictor.seen or frozenset()
+    shared = [
+        each.prompt for each in test if each.prompt_tokens and prompt_digest(each.tokens[: each.prompt_tokens]) in seen
+    ]
+    if shared:
+        raise InputError(
+            f"{file} was trained on {len(shared)} of the held-out prompts, {shared[0]} among them",
+            fix="train it with the arena's --held-out and --seed, test it on other prompts, or leave it out",
+        )
 
 
 def without_repeats(train: Sequence[TracedSequence], test: Sequence[TracedSequence]) -> list[TracedSequence]:

@@ -5,11 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from steerpipe.arena.apart import check_unseen
 from steerpipe.arena.control import shuffled
 from steerpipe.arena.entries import SHIPPED, Entry, Role, entries_of
 from steerpipe.predict.bounds import Oracle, Random
 from steerpipe.predict.files import load
 from steerpipe.predict.protocol import RoutingPredictor
+from steerpipe.predict.records import TracedSequence
 from steerpipe.predict.reuse import ReuseForecast
 from steerpipe.predict.reuse_file import load_reuse
 from steerpipe.predict.routers import Routers
@@ -38,12 +40,13 @@ def usual_entries(material: Material, horizons: Sequence[int], source: str) -> l
 
 
 def saved_entries(
-    files: Sequence[Path], folder: Path | None, routers: Routers | None, horizons: Sequence[int], device: str
-) -> list[Entry]:
+    files: Sequence[Path], folder: Path | None, routers: Routers | None, horizons: Sequence[int], device: str,
+    test: Sequence[TracedSequence],
+) -> list[Entry]:  # fmt: skip
     """Predictors from `files`, and those that come with the model in `folder` (None: no model was named).
 
     Files of one name and different horizons are one entry; one more for a horizon is an entry named after its folder
-    or file as well.
+    or file as well. One that learnt from a prompt of `test` is refused.
     """
     shipped = for_model(folder) if folder is not None else None
     named = {file: SHIPPED for stem, file in shipped.files.items() if stem != _REUSE} if shipped is not None else {}
@@ -51,6 +54,7 @@ def saved_entries(
     found: dict[str, Entry] = {}
     for file, origin in named.items():
         predictor = load(file, routers, device)
+        check_unseen(predictor, file, test)
         answered: dict[int, RoutingPredictor] = {each: predictor for each in predictor.horizons if each in horizons}
         for name in (predictor.name, f"{predictor.name} ({file.parent.name})", f"{predictor.name} ({file.stem})"):
             taken = found.get(name, Entry(name, {}, origin=origin))

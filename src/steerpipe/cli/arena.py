@@ -100,7 +100,7 @@ def _entries(texts: "Texts", horizons: list[int], files: list[Path], plugins: li
     material = texts.material(device)
     _say("counting")
     entries = usual_entries(material, horizons, texts.name)
-    entries += saved_entries(files, texts.folder, material.routers, horizons, device)
+    entries += saved_entries(files, texts.folder, material.routers, horizons, device, texts.test)
     return entries + entries_of((load_plugin(each, material), each) for each in plugins)
 
 

@@ -14,6 +14,7 @@ from steerpipe.core.errors import DamagedFileError, InputError
 from steerpipe.core.whole_file import write_whole
 from steerpipe.predict.kinds import class_of
 from steerpipe.predict.routers import Routers
+from steerpipe.predict.seen import pack_digests, unpack_digests
 from steerpipe.predict.storage import Storage, restored, stored
 from steerpipe.predict.stored import StoredPredictor, Training
 
@@ -25,6 +26,8 @@ def save(predictor: StoredPredictor, path: Path, storage: Storage = Storage.EXAC
     said = {"schema": SCHEMA, "kind": predictor.kind, "config": predictor.config(), "training": None}
     if predictor.training is not None:
         said["training"] = asdict(predictor.training)
+    if predictor.seen is not None:
+        said["seen"] = pack_digests(predictor.seen)
     content = to_bytes(stored(predictor.tensors(), storage), {"steerpipe": json.dumps(said, sort_keys=True)})
     write_whole(path, content)
     return len(content)
@@ -44,6 +47,7 @@ def load(path: Path, routers: Routers | None = None, device: torch.device | str 
     try:
         predictor = class_of(said["kind"]).restore(said["config"], restored(tensors), routers)
         predictor.training = None if said["training"] is None else Training(**said["training"])
+        predictor.seen = unpack_digests(said["seen"]) if "seen" in said else None
     except (KeyError, TypeError, ValueError, RuntimeError) as problem:
         raise DamagedFileError(
             f"{path} is no {said['kind']} predictor: {problem}", fix="copy the file again, or train it again"

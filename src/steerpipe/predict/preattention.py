@@ -64,9 +64,10 @@ class PreAttentionNetwork(LayeredNetwork):
         return torch.baddbmm(self.second_bias[targets, None], hidden, self.second[targets].mT)
 
     def _normalised(self, hidden: Tensor, targets: slice) -> Tensor:
-        """Batch normalisation over the rows; running statistics when not training."""
+        """Batch normalisation over the rows, in fp32; running statistics when not training."""
         assert isinstance(self.mean, Tensor) and isinstance(self.variance, Tensor), "buffers are tensors"
         mean, variance = self.mean[targets], self.variance[targets]
+        hidden = hidden.float()
         if self.training:
             own_variance, own_mean = torch.var_mean(hidden, dim=1, correction=0)
             rows = hidden.shape[1]

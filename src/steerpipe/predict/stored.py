@@ -32,6 +32,7 @@ class StoredPredictor(ABC):
     kind: ClassVar[str]  # names the class in files
     horizons: Sequence[int]
     training: Training | None = None
+    seen: frozenset[str] | None = None  # digests of the prompts that it learnt from; None: nobody noted them
     routers: Routers | None = None  # of the model, where the predictor applies them
 
     @property
@@ -59,7 +60,7 @@ class StoredPredictor(ABC):
         """The same predictor with its tensors on `device`."""
         routers = None if self.routers is None else self.routers.to(device)
         moved = type(self).restore(self.config(), {k: v.to(device) for k, v in self.tensors().items()}, routers)
-        moved.training = self.training
+        moved.training, moved.seen = self.training, self.seen
         return moved
 
     def parameters(self) -> int:

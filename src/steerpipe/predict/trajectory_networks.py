@@ -4,6 +4,7 @@ from enum import StrEnum
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 class Architecture(StrEnum):
@@ -47,7 +48,11 @@ class HistoryLstm(nn.Module):
 
 
 class ExpertTransformer(nn.Module):
-    """Width 128, 50 learnt positions, 2 encoder layers of 4 heads and 512, dropout .1; the last step speaks."""
+    """Width 128, 50 learnt positions, 2 encoder layers of 4 heads and 512, dropout .1; the last step speaks.
+
+    Of the last encoder layer the last step alone is computed: nobody reads the others (2.6 instead of 4.1 M
+    multiply-adds for 10 steps).
+    """
 
     def __init__(self, experts: int) -> None:
         super().__init__()
@@ -58,9 +63,37 @@ class ExpertTransformer(nn.Module):
         self.out = nn.Linear(128, experts)
 
     def forward(self, history: Tensor) -> Tensor:
-        x = self.embedding(history) + self.positions[:, : history.shape[1]]
-        logits: Tensor = self.out(self.encoder(x)[:, -1])
+        x = self.embedding(history) + self.positions[:, : history.shape[1]]  # [R, S, 128]
+        first, last = self.encoder.layers
+        x = _encode(first, x, x)
+        logits: Tensor = self.out(_encode(last, x, x[:, -1:])[:, 0])
         return logits
+
+
+def _encode(layer: nn.Module, x: Tensor, own: Tensor) -> Tensor:
+    """`layer(x)` of the steps `own` of x alone: [R, S, 128], [R, O, 128] → [R, O, 128].
+
+    Written out: over 20 steps plain products are faster than fused attention, whose tiles hold 128.
+    """
+    assert isinstance(layer, nn.TransformerEncoderLayer), "the encoder is made of them"
+    own = layer.norm1(own + layer.dropout1(_attend(layer.self_attn, x, own)))
+    told: Tensor = layer.linear2(layer.dropout(layer.activation(layer.linear1(own))))
+    encoded: Tensor = layer.norm2(own + layer.dropout2(told))
+    return encoded
+
+
+def _attend(attention: nn.MultiheadAttention, x: Tensor, own: Tensor) -> Tensor:
+    """What the steps `own` hear from all steps of x."""
+    width, heads = attention.embed_dim, attention.num_heads
+    weights = attention.in_proj_weight.split((width, 2 * width))
+    biases = attention.in_proj_bias.split((width, 2 * width))
+    query = F.linear(own, weights[0], biases[0]).unflatten(-1, (heads, -1)).transpose(1, 2)  # [R, 4, O, 32]
+    both = F.linear(x, weights[1], biases[1]).unflatten(-1, (2, heads, -1))  # [R, S, 2, 4, 32]
+    key, value = both.permute(2, 0, 3, 1, 4)  # [R, 4, S, 32] each
+    shares = torch.softmax(query @ key.mT * attention.head_dim**-0.5, dim=-1)
+    heard = F.dropout(shares, attention.dropout, attention.training) @ value
+    told: Tensor = attention.out_proj(heard.transpose(1, 2).flatten(2))
+    return told
 
 
 def build(architecture: Architecture, experts: int, steps: int) -> nn.Module:
@@ -76,5 +109,7 @@ def multiply_adds(architecture: Architecture, experts: int, steps: int) -> int:
         return steps * experts * 512 + 512 * 256 + 256 * experts
     if architecture is Architecture.LSTM:
         return steps * 4 * 256 * (experts + 3 * 256) + 256 * experts
-    per_step = experts * 128 + 2 * (4 * 128 * 128 + 2 * 128 * 512 + 2 * steps * 128)
-    return steps * per_step + 128 * experts
+    every_step = experts * 128 + 4 * 128 * 128 + 2 * 128 * 512 + 2 * steps * 128
+    keys_and_values = 2 * 128 * 128  # of the last layer
+    last_step = 2 * 128 * 128 + 2 * 128 * 512 + 2 * steps * 128
+    return steps * (every_step + keys_and_values) + last_step + 128 * experts

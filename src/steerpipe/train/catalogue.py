@@ -65,7 +65,15 @@ def train(name: str, material: Material, options: Options, model: str, progress:
         torch.cuda.synchronize()
     seconds, device = round(time.monotonic() - start, 2), str(material.trace.device.type)
     made.training = Training(material.trace.rows, material.prompts, seconds, device, options.seed, model)
+    made.seen = _seen(material, options.parts)
     return made
+
+
+def _seen(material: Material, parts: Sequence[StoredPredictor]) -> frozenset[str] | None:
+    """By the predictor and by its parts; None where one of them does not know."""
+    each = [material.seen, *(part.seen for part in parts)]
+    known = [seen for seen in each if seen is not None]
+    return frozenset().union(*known) if len(known) == len(each) else None
 
 
 def _history(architecture: Architecture) -> Trainer:

@@ -32,14 +32,7 @@ def collect_defaults(
                 cast("Any", seam.experts), inputs, trace.experts[rows, layer].long(), sums[layer], counts[layer]
             )
         progress("default vectors", layer + 1, geometry.layers)
-    return finish(sums, counts)
-
-
-def finish(sums: Tensor, counts: Tensor) -> DefaultVectors:
-    """Sums [L, E, H] over `counts` [L, E] tokens → means; unseen experts take their layer's."""
-    layer_mean = sums.sum(1) / counts.sum(1).clamp_min(1)[:, None]  # [L, H]
-    own = sums / counts.clamp_min(1)[..., None]
-    return DefaultVectors(torch.where((counts > 0)[..., None], own, layer_mean[:, None]), counts)
+    return DefaultVectors.of_sums(sums, counts)
 
 
 def _add_outputs(experts: Any, inputs: Tensor, routed: Tensor, sums: Tensor, counts: Tensor) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from steerpipe.core.errors import ConfigError
 from steerpipe.train.progress import Progress, silent
+from steerpipe.train.steps import Learner
 
 POOL_STEPS = 16  # without pools a step of nano's heads took 29 ms on an H200
 
@@ -27,6 +28,7 @@ class Schedule:
     weight_decay: float = 0.01
     seed: int = 0
     passes: int = 1  # over a pool before the next is read: more where reading takes longer than learning
+    half: bool = False  # products in bfloat16: for a GPU, and what does not start at the true router's own logits
 
     def __post_init__(self) -> None:
         if self.steps < 2 or self.rows < 1:
@@ -59,16 +61,9 @@ def fit_batches(
     progress: Progress = silent,
 ) -> None:
     """Lowers `loss_of(*batch)` in place, over `schedule.steps` batches."""
-    learnt = list(parameters)
-    optimizer = torch.optim.AdamW(
-        learnt, lr=schedule.learning_rate, weight_decay=schedule.weight_decay, fused=learnt[0].is_cuda
-    )
+    learner = Learner(list(parameters), loss_of, schedule.learning_rate, schedule.weight_decay)
     for step, batch in enumerate(batches):
-        for group in optimizer.param_groups:
-            group["lr"] = rate_at(step, schedule)
-        optimizer.zero_grad(set_to_none=True)
-        loss_of(*batch).backward()
-        optimizer.step()
+        learner.step(batch, rate_at(step, schedule))
         progress(what, step + 1, schedule.steps)
 
 

@@ -3,7 +3,7 @@
 N tokens, L layers, k routed experts, H hidden.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steerpipe.core.errors import ConfigError, InputError
-from steerpipe.predict.records import Geometry, PackedTrace, States
+from steerpipe.predict.records import Geometry, PackedTrace, States, TracedSequence
 from steerpipe.predict.routers import Routers
+from steerpipe.predict.seen import prompt_digest
 from steerpipe.trace.live import TokenSequence, read_geometry, trace_texts, windows
 from steerpipe.train.progress import Progress, silent
 
@@ -26,6 +27,7 @@ class Material:
     vocab: int
     routers: Routers | None = None  # of the model; the kinds that look at hidden states need them
     model: PreTrainedModel | None = None  # for default vectors
+    seen: frozenset[str] | None = None  # digests of the prompts: see `seen_in`; a part of the material keeps them all
 
     def needed_routers(self, kind: str) -> Routers:
         if self.routers is None or self.trace.states is None:
@@ -50,6 +52,11 @@ class Material:
         kept = max(1, round(sequences * share))
         rows = int((self.trace.sequence < kept).sum())
         return replace(self, trace=first_rows(self.trace, rows), prompts=max(1, round(self.prompts * share)))
+
+
+def seen_in(sequences: Iterable[TokenSequence | TracedSequence]) -> frozenset[str]:
+    """Digests of the prompts; of what is traced in pieces each piece by itself. A piece of an answer is no prompt."""
+    return frozenset(prompt_digest(each.tokens[: each.prompt_tokens]) for each in sequences if each.prompt_tokens)
 
 
 def first_rows(trace: PackedTrace, rows: int) -> PackedTrace:

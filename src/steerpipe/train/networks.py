@@ -40,7 +40,9 @@ def fit_network(
         return (_true_logits(trace, routers, sights), *(torch.stack(each) for each in gathered))
 
     def loss_of(true: Tensor, *gathered: Tensor) -> Tensor:
-        return loss(network(gathered, slice(0, len(true))), true, routers.top_k)
+        with torch.autocast(true.device.type, torch.bfloat16, enabled=schedule.half, cache_enabled=False):
+            said = network(gathered, slice(0, len(true)))
+        return loss(said.float(), true, routers.top_k)
 
     batches = batches_of(usable_rows(trace), schedule, gather, axis=1)
     learnt = [parameter for parameter in network.parameters() if parameter.requires_grad]

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from steerpipe.core.errors import InputError
 from steerpipe.predict.records import pack_traces
-from steerpipe.trace.live import TokenSequence
+from steerpipe.trace.live import TokenSequence, windows
 from steerpipe.trace.models import load_model
 from steerpipe.trace.prompts import read_prompts
 from steerpipe.trace.reader import TraceReader
 from steerpipe.trace.split import split_prompts
-from steerpipe.train.material import Material, collect
+from steerpipe.train.material import Material, collect, seen_in
 from steerpipe.train.models import check_routers, routers_of_model
 from steerpipe.train.progress import Progress, silent
 
@@ -19,8 +19,9 @@ def material_of_traces(folder: Path, *, held_out: float, seed: int, device: str)
     """(material, name of the model). States and weights where the trace has them; never the model's routers."""
     reader = TraceReader(folder)
     train, _ = split_prompts(reader.prompts, held_out, seed)
-    packed = pack_traces(reader.select(train), reader.geometry, device)
-    return Material(packed, len(train), reader.vocabulary), reader.header.model.name
+    selected = list(reader.select(train))
+    packed = pack_traces(selected, reader.geometry, device)
+    return Material(packed, len(train), reader.vocabulary, seen=seen_in(selected)), reader.header.model.name
 
 
 def material_of_prompts(
@@ -39,4 +40,5 @@ def material_of_prompts(
     routers = routers_of_model(loaded.model)
     check_routers(routers, packed)
     vocab = int(loaded.model.config.get_text_config().vocab_size)
-    return Material(packed, len(train), vocab, routers, loaded.model), loaded.identity.name
+    seen = seen_in(windows(sequences, loaded.context))
+    return Material(packed, len(train), vocab, routers, loaded.model, seen), loaded.identity.name

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steerpipe.predict.records import PackedTrace
 from steerpipe.predict.sight import Decision, Sight, rows_for
@@ -65,8 +64,14 @@ def _fit(
         sight = Sight(trace, drawn, decision)
         return read(sight), sight.truth()
 
+    parameters = dict(network.named_parameters())
+
     def loss_of(history: Tensor, routed: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(network(history), routed)
+        if schedule.half:
+            logits = functional_call(network, _in_half(parameters), (history.bfloat16(),)).float()
+        else:
+            logits = network(history)
+        return F.binary_cross_entropy_with_logits(logits, routed)
 
     what = f"layer {decision.target}, horizon {decision.horizon}"
     batches = batches_of(rows_for(trace, decision), schedule, gather, axis=0)
@@ -93,8 +98,8 @@ def _fit_together(
         return torch.stack([read(sight) for sight in sights]), torch.stack([sight.truth() for sight in sights])
 
     def loss_of(history: Tensor, routed: Tensor) -> Tensor:  # [T, R, S, E], [T, R, E]
-        with sdpa_kernel(SDPBackend.MATH):  # the fused ones fail under vmap: "LSE is not correctly aligned"
-            logits = torch.vmap(one, randomness="different")(parameters, buffers, history)
+        own, seen = (_in_half(parameters), history.bfloat16()) if schedule.half else (parameters, history)
+        logits = torch.vmap(one, randomness="different")(own, buffers, seen).float()
         return F.binary_cross_entropy_with_logits(logits, routed, reduction="none").mean((1, 2)).sum()
 
     batches = batches_of(usable_rows(trace), schedule, gather, axis=1)
@@ -104,3 +109,8 @@ def _fit_together(
         for number, network in enumerate(networks.values()):
             for name, parameter in network.named_parameters():
                 parameter.copy_(parameters[name][number])
+
+
+def _in_half(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """For one step; what is learnt stays fp32."""
+    return {name: value.bfloat16() for name, value in parameters.items()}
