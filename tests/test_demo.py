@@ -9,12 +9,13 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from steerpipe import demo
 from steerpipe.cli import app
+from steerpipe.demo import families, show, ways
 from steerpipe.doctor.cpu import model_name
 
-GOOD = demo.FamilyCheck("olmoe", 1e-6, 64, chunking_changes_bits=False, tokens_per_second=500.0)
-HALF = demo.BudgetCheck("50%", 720, 0.7, 30.0, changes_bits=False)
+GOOD = families.FamilyCheck("olmoe", 1e-6, 64, chunking_changes_bits=False, tokens_per_second=500.0)
+SPEED = ways.Speed(40.0, 30.0)
+LRU = ways.WayCheck("LRU", 0.5, SPEED, SPEED, changes_bits=False)
 
 
 def run(*options: str) -> Result:
@@ -25,49 +26,68 @@ def one_line(result: Result) -> str:
     return result.stdout.rstrip("\n").splitlines()[-1]
 
 
-def budgets_give(monkeypatch: pytest.MonkeyPatch, *checks: demo.BudgetCheck) -> None:
-    monkeypatch.setattr(demo, "check_budgets", lambda _: ("Yes.", checks))
+def ways_give(monkeypatch: pytest.MonkeyPatch, *checks: ways.WayCheck) -> None:
+    monkeypatch.setattr(show, "run_ways", lambda _: ways.Contest("Yes.", 4, 1e6, checks))
 
 
-def test_the_embedded_model_gives_the_same_bits_with_less_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "FAMILIES", ())
-    monkeypatch.setattr(demo, "_ANSWER_TOKENS", 4)
-    monkeypatch.setattr(demo, "_BUDGETS", ("auto", "12.5%"))
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ways, a short answer, a link that is hardly slowed, and no families."""
+    monkeypatch.setattr(show, "FAMILIES", ())
+    monkeypatch.setattr(ways, "TOKENS", (3, 4))
+    monkeypatch.setattr(ways, "WAYS", (ways.WAYS[0], ways.WAYS[3]))
+    monkeypatch.setattr(ways, "LAYERS_PER_BLOCK", 0.5)
+
+
+@pytest.mark.usefixtures("short")
+def test_every_way_gives_the_same_bits_and_only_the_link_makes_stalls() -> None:
     told = json.loads(run("--json").stdout)
-    assert told["answer"].strip()
-    whole, eighth = told["budgets"]
-    assert (whole["slots"], whole["hit_rate"]) == (1440, 1.0)
-    assert eighth["slots"] == 180
-    assert 0 < eighth["hit_rate"] < 1
-    assert not eighth["changes_bits"]
+    contest = told["contest"]
+    assert contest["answer"].strip() and contest["tokens"] in (3, 4) and told["differing"] == []
+    demand, predicted, resident = contest["ways"]
+    assert demand["hit_rate"] < 0.2 < predicted["hit_rate"] < resident["hit_rate"] == 1.0
+    assert resident["paced"] is None and resident["unpaced"]["stall_ms"] == 0.0
+    for each in (demand, predicted):
+        assert 0 < each["paced"]["stall_ms"] < each["paced"]["token_ms"]
+    assert demand["paced"]["stall_ms"] > predicted["paced"]["stall_ms"]
 
 
-def test_a_budget_that_changes_bits_is_named_and_the_status_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "FAMILIES", ())
-    budgets_give(monkeypatch, HALF, replace(HALF, budget="25%", changes_bits=True))
+def test_the_pace_is_that_of_qwen_over_pcie_4() -> None:
+    """A block of 17.3 MB at 25 GB/s takes 0.692 ms, a layer computes 0.1 ms."""
+    assert pytest.approx(6.92, abs=0.01) == ways.LAYERS_PER_BLOCK
+    names = [way.name for way in ways.WAYS]
+    assert names == ["on demand", "LRU", "LFRU", "predicted"]
+    contest = ways.Contest("Yes.", 4, 1e6, (LRU,))
+    assert "Qwen1.5-MoE, bf16, over PCIe 4" in str(ways.ways_table(contest).caption)
+
+
+def test_a_way_that_changes_bits_is_named_and_the_status_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(show, "FAMILIES", ())
+    ways_give(monkeypatch, LRU, replace(LRU, name="LFRU", changes_bits=True))
     shown = run()
     assert shown.exit_code == 1
     assert "other bits" in shown.stdout
-    assert one_line(shown).startswith("DIFFERENT: the embedded model at 25%. ")
+    assert one_line(shown).startswith("DIFFERENT: the embedded model, LFRU. ")
 
 
-def test_other_bits_of_a_budget_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The comparison itself: the second answer is drawn at another temperature."""
-    monkeypatch.setattr(demo, "FAMILIES", ())
-    monkeypatch.setattr(demo, "_ANSWER_TOKENS", 4)
-    monkeypatch.setattr(demo, "_BUDGETS", ("auto", "50%"))
-    real = demo.Pipeline.stream
+@pytest.mark.usefixtures("short")
+def test_other_bits_of_a_way_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison itself: all answers but the resident one are drawn at another temperature."""
+    real = ways.Pipeline.stream
 
-    def stream(pipe: demo.Pipeline, *given: Any, **named: Any) -> Any:
-        return real(pipe, *given, **named | {"temperature": 0.0 if pipe.budget.resident else 2.0})
+    def stream(pipe: ways.Pipeline, *given: Any, **named: Any) -> Any:
+        whole = pipe.counters() is None
+        return real(pipe, *given, **named | {"temperature": 0.0 if whole else 2.0})
 
-    monkeypatch.setattr(demo.Pipeline, "stream", stream)
-    assert json.loads(run("--json").stdout)["differing"] == ["the embedded model at 50%"]
+    monkeypatch.setattr(ways.Pipeline, "stream", stream)
+    assert json.loads(run("--json").stdout)["differing"] == [
+        "the embedded model, on demand", "the embedded model, predicted",
+    ]  # fmt: skip
 
 
 def test_a_family_that_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "FAMILIES", ("olmoe",))
-    budgets_give(monkeypatch, HALF)
+    monkeypatch.setattr(show, "FAMILIES", ("olmoe",))
+    ways_give(monkeypatch, LRU)
     result = run()
     assert result.exit_code == 0, result.output
     assert "64 of 64" in result.stdout and "same bits" in result.stdout
@@ -90,18 +110,18 @@ def test_a_family_that_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_family_that_differs_is_named_and_the_status_says_so(
     monkeypatch: pytest.MonkeyPatch, fault: dict[str, Any]
 ) -> None:
-    def check(family: str, _: Path) -> demo.FamilyCheck:
+    def check(family: str, _: Path) -> families.FamilyCheck:
         return replace(GOOD, family=family, **(fault if family == "mixtral" else {}))
 
-    monkeypatch.setattr(demo, "check_family", check)
-    budgets_give(monkeypatch, HALF)
+    monkeypatch.setattr(show, "check_family", check)
+    ways_give(monkeypatch, LRU)
     shown, told = run(), run("--json")
     assert (shown.exit_code, told.exit_code) == (1, 1)
     assert one_line(shown).startswith("DIFFERENT: mixtral. ")
     found = json.loads(told.stdout)
     assert found["differing"] == ["mixtral"]
     assert (found["machine"], found["threads"]) == (model_name(), 1)
-    assert [family["family"] for family in found["families"]] == list(demo.FAMILIES)
+    assert [family["family"] for family in found["families"]] == list(show.FAMILIES)
 
 
 @pytest.mark.parametrize(("wrong", "expected"), [("tokens", 63), ("chunks", 64)])
@@ -109,19 +129,19 @@ def test_a_wrong_reference_or_other_bits_are_seen(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wrong: str, expected: int
 ) -> None:
     """The comparison itself: one token of the reference is changed, or chunks of 16 change a bit."""
-    real_reference, real_generate = demo._transformers, demo.Pipeline.generate
+    real_reference, real_generate = families._transformers, families.Pipeline.generate
 
     def reference(folder: Path, prompt: tuple[int, ...]) -> tuple[list[int], list[float]]:
         ids, logprobs = real_reference(folder, prompt)
         return ([ids[0] + 1, *ids[1:]] if wrong == "tokens" else ids), logprobs
 
-    def generate(pipe: demo.Pipeline, *given: Any, **named: Any) -> Any:
+    def generate(pipe: families.Pipeline, *given: Any, **named: Any) -> Any:
         answer = real_generate(pipe, *given, **named)
         off = wrong == "chunks" and pipe.config.prefill_chunk == 16
         return replace(answer, logprobs=answer.logprobs[::-1]) if off else answer
 
-    monkeypatch.setattr(demo, "_transformers", reference)
-    monkeypatch.setattr(demo.Pipeline, "generate", generate)
-    check = demo.check_family("olmoe", tmp_path / "olmoe")
+    monkeypatch.setattr(families, "_transformers", reference)
+    monkeypatch.setattr(families.Pipeline, "generate", generate)
+    check = families.check_family("olmoe", tmp_path / "olmoe")
     assert check.differs
     assert (check.same_tokens, check.chunking_changes_bits) == (expected, wrong == "chunks")

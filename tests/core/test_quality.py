@@ -50,5 +50,5 @@ def test_an_unknown_policy_is_named() -> None:
 
 def test_shares_of_an_interval() -> None:
     assert Substituted().share == 0.0
-    assert (Substituted(10, 5, 1) - Substituted(6, 4, 1)) == Substituted(4, 1, 0)
+    assert Substituted(6, 4, 1, 0.5) + Substituted(4, 1, 0, 0.25) == Substituted(10, 5, 1, 0.75)
     assert Substituted(4, 1, 0).share == 0.25

@@ -6,7 +6,6 @@ from steerpipe.predict.bounds import Oracle
 from steerpipe.predict.calibration import margins
 from steerpipe.predict.lookahead import DefaultVectors, RouterLookahead, quasi_state
 from steerpipe.predict.sight import Decision, Sight, rows_for
-from steerpipe.train.defaults import finish
 from tests.predict.planted import GEOMETRY, model_trace, planted_defaults, planted_routers, recall
 
 
@@ -55,7 +54,7 @@ def test_a_decision_in_the_token_before_sees_that_token() -> None:
 
 def test_an_expert_that_nobody_used_takes_its_layers_mean() -> None:
     sums = torch.tensor([[[2.0, 4.0], [0.0, 0.0], [6.0, 0.0]]])
-    made = finish(sums, torch.tensor([[2, 0, 2]]))
+    made = DefaultVectors.of_sums(sums, torch.tensor([[2, 0, 2]]))
     torch.testing.assert_close(made.vectors[0, 0], torch.tensor([1.0, 2.0]))
     torch.testing.assert_close(made.vectors[0, 1], torch.tensor([2.0, 1.0]))  # of four tokens in all
     assert made.counts.tolist() == [[2, 0, 2]]

@@ -1,7 +1,6 @@
 """Lossy answers to a miss are what they say: dropped, stood in for, committed to, or made good later."""
 
-import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -11,16 +10,16 @@ import torch
 from torch import Tensor
 
 from steerpipe.core.errors import ConfigError
-from steerpipe.core.ids import ExpertId
+from steerpipe.core.ids import ExpertId, SequenceId
 from steerpipe.core.protocols import ExpertWeights, Lease
-from steerpipe.core.quality import MissPolicy, QualityPlan, Substituted
+from steerpipe.core.quality import SAVED_TOKENS, Allowance, MissPolicy, Purse, QualityPlan, Substituted
 from steerpipe.model.moe import Route, expert_ffn, pair_up, run_experts
 from steerpipe.runtime.substitutes import Substitutes
 from steerpipe.store.resident import ResidentExperts
-from steerpipe.transfer.queue import Reason
 
 H, E, WIDTH, LAYERS, K, ROWS = 8, 6, 12, 4, 2, 3
 NAMES = (1, 3, 5, 7)  # decoder layers with experts
+ANSWERS = (SequenceId(8), SequenceId(9), SequenceId(8))  # of the rows
 
 
 @dataclass
@@ -29,6 +28,7 @@ class HalfThere:
 
     there: set[ExpertId] = field(default_factory=set)
     sent: list[ExpertId] = field(default_factory=list)
+    ranks: dict[int, int] = field(default_factory=dict)
     leased: list[ExpertId] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -37,13 +37,17 @@ class HalfThere:
         self.experts = ResidentExperts(dict(zip(NAMES, weights, strict=True)))
         self.weights = weights
 
-    def ready(self, layer: int) -> np.ndarray:
-        return np.array([ExpertId(layer, e) in self.there for e in range(E)])
+    def missing(self, layer: int, experts: np.ndarray) -> np.ndarray:
+        return ~np.array([ExpertId(layer, e) in self.there for e in range(E)])[experts]
 
-    def prefetch(self, experts: Iterable[ExpertId], reason: Reason, deadline: float) -> int:
-        assert reason is Reason.PREFETCH and deadline == math.inf
-        self.sent += experts
+    def send_for(self, layer: int, ranks: Mapping[int, int]) -> int:
+        self.sent += [ExpertId(layer, e) for e in sorted(ranks)]
+        self.ranks |= ranks
         return len(self.sent)
+
+    @contextmanager
+    def borrow(self, expert: ExpertId) -> Iterator[ExpertWeights | None]:
+        yield self.weights[NAMES.index(expert.layer)][expert.expert] if expert in self.there else None
 
     @contextmanager
     def lease(self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None) -> Iterator[Lease]:
@@ -58,6 +62,13 @@ def defaults() -> Tensor:
 
 def plan(policy: MissPolicy, **options: Sequence[int]) -> QualityPlan:
     return QualityPlan.uniform(policy, LAYERS, K, **options)
+
+
+def started(*given: object, **named: object) -> Substitutes:
+    """A desk in the middle of a decode step of ROWS rows."""
+    desk = Substitutes(*given, **named)  # type: ignore[arg-type]
+    assert desk.begin(ANSWERS, decode=True)
+    return desk
 
 
 def routed() -> tuple[Tensor, Route]:
@@ -95,23 +106,24 @@ def some_there() -> HalfThere:
 
 def test_what_is_dropped_adds_nothing_and_is_not_leased() -> None:
     source, (x, route) = some_there(), routed()
-    desk = Substitutes(plan(MissPolicy.DROP), source, NAMES, None)
+    desk = started(plan(MissPolicy.DROP), source, NAMES, None)
     torch.testing.assert_close(run(desk, source, 1, x, route), by_hand(source, 1, x, route, None, {0, 1}))
     assert source.leased == [ExpertId(3, 0), ExpertId(3, 1)]
-    assert desk.counts == Substituted(uses=6, substituted=3)
+    assert desk.accounts.total == Substituted(uses=6, substituted=3)
 
 
 def test_a_surrogate_is_the_default_vector_times_the_gate() -> None:
     source, (x, route), means = some_there(), routed(), defaults()
-    desk = Substitutes(plan(MissPolicy.SURROGATE), source, NAMES, means)
+    desk = started(plan(MissPolicy.SURROGATE), source, NAMES, means)
     torch.testing.assert_close(run(desk, source, 1, x, route), by_hand(source, 1, x, route, means[1], {0, 1}))
     assert source.sent == [ExpertId(3, 2), ExpertId(3, 4)]  # the cache learns of them all the same
+    assert source.ranks == {2: 1, 4: 0}  # 4 is the second choice of one row and the first of another
 
 
 def test_ranks_may_differ() -> None:
     source, (x, route), means = HalfThere(), routed(), defaults()
     mixed = QualityPlan(((MissPolicy.WAIT, MissPolicy.SURROGATE),) * LAYERS)
-    settled = Substitutes(mixed, source, NAMES, means).settle(NAMES[0], x, route)
+    settled = started(mixed, source, NAMES, means).settle(NAMES[0], x, route)
     assert settled.stand_ins is not None and settled.stand_ins.pairs == (1, 3, 5)  # rank 1 of each row
     assert torch.equal(settled.stand_ins.vectors, means[0, [4, 2, 0]])
 
@@ -119,16 +131,15 @@ def test_ranks_may_differ() -> None:
 @pytest.mark.parametrize("policy", [MissPolicy.DROP, MissPolicy.SURROGATE, MissPolicy.PATCH])
 def test_nothing_changes_where_everything_is_there(policy: MissPolicy) -> None:
     source, (x, route) = HalfThere({ExpertId(layer, e) for layer in NAMES for e in range(E)}), routed()
-    desk = Substitutes(plan(policy), source, NAMES, defaults())
+    desk = started(plan(policy), source, NAMES, defaults())
     settled = desk.settle(NAMES[2], x, route)
     assert settled.route is route and settled.stand_ins is None
-    assert desk.mend(NAMES[3]) is None and desk.counts == Substituted(uses=6)
+    assert desk.mend(NAMES[3]) is None and desk.accounts.total == Substituted(uses=6)
 
 
 def test_a_patch_makes_the_surrogate_good_when_its_expert_has_come() -> None:
     source, (x, route), means = some_there(), routed(), defaults()
-    desk = Substitutes(plan(MissPolicy.PATCH), source, NAMES, means)
-    assert desk.wants(decode=True)
+    desk = started(plan(MissPolicy.PATCH), source, NAMES, means)
     now = run(desk, source, 1, x, route)
     assert desk.mend(NAMES[2]) is None
     source.there |= {ExpertId(3, 4)}
@@ -137,13 +148,13 @@ def test_a_patch_makes_the_surrogate_good_when_its_expert_has_come() -> None:
     second = desk.mend(NAMES[3])
     assert first is not None and second is not None and desk.mend(NAMES[3]) is None
     torch.testing.assert_close(now + first + second, by_hand(source, 1, x, route, None, set(range(E))))
-    assert desk.counts == Substituted(uses=6, substituted=3, patched=3)
+    assert desk.accounts.total == Substituted(uses=6, substituted=3, patched=3)
 
 
 def test_a_patch_that_comes_too_late_is_left_out() -> None:
     source, (x, route) = some_there(), routed()
     late = QualityPlan(plan(MissPolicy.PATCH).policies, patch_layers=1)
-    desk = Substitutes(late, source, NAMES, defaults())
+    desk = started(late, source, NAMES, defaults())
     run(desk, source, 1, x, route)
     assert desk.mend(NAMES[3]) is None  # two layers later, and nothing has come
     source.there |= {ExpertId(3, 2), ExpertId(3, 4)}
@@ -152,9 +163,9 @@ def test_a_patch_that_comes_too_late_is_left_out() -> None:
 
 def test_a_patch_does_not_outlive_its_token() -> None:
     source, (x, route) = some_there(), routed()
-    desk = Substitutes(plan(MissPolicy.PATCH), source, NAMES, defaults())
+    desk = started(plan(MissPolicy.PATCH), source, NAMES, defaults())
     run(desk, source, 3, x, route)
-    assert desk.wants(decode=True)
+    assert desk.begin(ANSWERS, decode=True)
     source.there |= {ExpertId(7, e) for e in range(E)}
     assert desk.mend(NAMES[0]) is None
 
@@ -170,19 +181,22 @@ class Said:
 @pytest.mark.parametrize("policy", [MissPolicy.COMMIT, MissPolicy.COMMIT_TRUE])
 def test_commit_runs_what_was_predicted(policy: MissPolicy) -> None:
     source, (x, route) = HalfThere(), routed()
-    desk = Substitutes(plan(policy), source, NAMES, None, Said())
+    desk = started(plan(policy), source, NAMES, None, Said())
     assert desk.settle(NAMES[0], x, route).route is route  # layer 0 waits: nothing was predicted for it
     settled = desk.settle(NAMES[1], x, route)
     assert settled.route.experts.tolist() == [[0, 3], [2, 4], [5, 3]] and settled.stand_ins is None
     want = torch.full((ROWS, K), 0.25) if policy is MissPolicy.COMMIT else settled.route.experts / 10
     assert torch.equal(settled.route.gates, want)
-    assert desk.counts.uses == 12 and desk.counts.substituted == 3 + 2 - 2  # 3, 5 and 3 are not what was routed to
+    assert (
+        desk.accounts.total.uses == 12 and desk.accounts.total.substituted == 3 + 2 - 2
+    )  # 3, 5 and 3 are not what was routed to
 
 
 def test_prompts_are_exact() -> None:
     desk = Substitutes(plan(MissPolicy.DROP), HalfThere(), NAMES, None)
-    assert desk.wants(decode=True) and not desk.wants(decode=False)
-    assert Substitutes(plan(MissPolicy.DROP), HalfThere(), NAMES, None, in_prompts=True).wants(decode=False)
+    assert desk.begin(ANSWERS, decode=True) and not desk.begin(ANSWERS, decode=False)
+    rehearsed = Substitutes(plan(MissPolicy.DROP), HalfThere(), NAMES, None, in_prompts=True)
+    assert rehearsed.begin(ANSWERS, decode=False)
 
 
 def test_impossible_policies_are_refused_with_the_reason() -> None:
@@ -190,3 +204,52 @@ def test_impossible_policies_are_refused_with_the_reason() -> None:
         Substitutes(plan(MissPolicy.CPU), HalfThere(), NAMES, None)
     with pytest.raises(ConfigError, match="default vectors"):
         Substitutes(plan(MissPolicy.PATCH), HalfThere(), NAMES, None)
+
+
+def test_every_answer_has_its_own_account() -> None:
+    source, (x, route) = some_there(), routed()  # missing: 4 of row 0, 4 and 2 of row 1, none of row 2
+    desk = started(plan(MissPolicy.DROP), source, NAMES, None)
+    run(desk, source, 1, x, route)
+    assert desk.accounts.take(ANSWERS[0]) == Substituted(uses=4, substituted=1)
+    assert desk.accounts.take(ANSWERS[1]) == Substituted(uses=2, substituted=2)
+    assert desk.accounts.take(ANSWERS[1]) == Substituted()  # once
+    assert desk.accounts.total == Substituted(uses=6, substituted=3)
+
+
+def priced(per_token: float | None) -> Allowance:
+    return Allowance(((0.1, 0.2),) * LAYERS, ((0.01, 0.02),) * LAYERS, per_token)
+
+
+def test_a_layer_waits_when_the_allowance_is_spent() -> None:
+    source, (x, route) = some_there(), routed()
+    desk = started(plan(MissPolicy.DROP), source, NAMES, None, allowance=priced(0.2))  # 3 rows earn 0.6
+    assert desk.settle(NAMES[1], x, route).stand_ins is not None  # ranks 1, 0 and 1 cost 0.5
+    assert desk.settle(NAMES[1], x, route).stand_ins is None
+    assert desk.accounts.total.substituted == 3 and desk.accounts.total.nats == pytest.approx(0.5)
+    assert desk.begin(ANSWERS, decode=True)
+    assert desk.settle(NAMES[1], x, route).stand_ins is not None
+
+
+def test_without_a_bound_nothing_waits_and_the_cost_is_told() -> None:
+    source, (x, route) = some_there(), routed()
+    desk = started(plan(MissPolicy.DROP), source, NAMES, None, allowance=priced(None))
+    for _ in range(50):
+        assert desk.settle(NAMES[1], x, route).stand_ins is not None
+    assert desk.accounts.total.nats == pytest.approx(25.0)
+
+
+def test_what_a_patch_makes_good_is_refunded() -> None:
+    source, (x, route) = some_there(), routed()
+    desk = started(plan(MissPolicy.PATCH), source, NAMES, defaults(), allowance=priced(0.2))
+    desk.settle(NAMES[1], x, route)
+    source.there |= {ExpertId(3, 2), ExpertId(3, 4)}
+    assert desk.mend(NAMES[2]) is not None
+    assert desk.accounts.total.nats == pytest.approx(0.05)
+    source.there -= {ExpertId(3, 2), ExpertId(3, 4)}
+    assert desk.settle(NAMES[1], x, route).stand_ins is not None  # 0.1 was left, 0.45 came back
+
+
+def test_what_is_not_spent_does_not_grow_without_end() -> None:
+    purse = Purse(0.5)
+    purse.earn(1000)
+    assert not purse.spend(SAVED_TOKENS * 0.5 + 0.01) and purse.spend(SAVED_TOKENS * 0.5)

@@ -12,10 +12,27 @@ from typing import Annotated
 import typer
 
 from steerpipe import __version__
-from steerpipe.cli import arena, bench, generate, machine, packs, plan, replay, serve, trace, train
+from steerpipe.cli import (
+    arena,
+    bench,
+    calibrate,
+    chat,
+    generate,
+    machine,
+    packs,
+    plan,
+    replay,
+    report,
+    serve,
+    trace,
+    train,
+)
 from steerpipe.cli.shared import app
 
-__all__ = ["app", "arena", "bench", "generate", "machine", "main", "packs", "plan", "replay", "serve", "trace", "train"]
+__all__ = [
+    "app", "arena", "bench", "calibrate", "chat", "generate", "machine", "main", "packs", "plan", "replay", "report",
+    "serve", "trace", "train",
+]  # fmt: skip
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,6 +1,6 @@
 """What a person is told beside an answer, on stderr: what lies where, and where the time went."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -43,13 +43,29 @@ def show_prediction(pipe: "Pipeline") -> None:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"[dim]{line}[/dim]")
 
 
+def show_quality(completion: "Completion", pipe: "Pipeline", asked: str) -> None:
+    """One line where something else than an exact answer was asked for."""
+    if asked in ("exact", "wait"):
+        return
+    line = f"quality {asked}: every expert is resident, nothing was substituted"
+    if pipe.quality is not None and completion.substituted is not None:
+        line = pipe.quality.line(completion.substituted)
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[dim]{line}[/dim]")
+
+
+def quality_json(completion: "Completion", pipe: "Pipeline") -> dict[str, Any] | None:
+    if pipe.quality is None or completion.substituted is None:
+        return None
+    return pipe.quality.as_json(completion.substituted)
+
+
 def split_line(completion: "Completion", counters: "LadderCounters") -> str:
-    """compute + demand stall + late = the answer's time; disk is what ran beside it."""
+    """compute + demand stall + late = the answer's time; disk is what was read meanwhile. `counters` of the answer."""
     total = completion.timings.prompt_ms + completion.timings.predicted_ms
     stall, late = counters.stall_seconds * 1e3, counters.late_seconds * 1e3
     hit_rate = counters.hits / counters.leased if counters.leased else 1.0
     return (
         f"compute {max(0.0, total - stall - late):.0f} ms + demand stall {stall:.0f} ms + late {late:.0f} ms · "
-        f"disk {counters.disk_seconds * 1e3:.0f} ms, {format_bytes(counters.read_bytes)} · "
+        f"disk {counters.disk_seconds * 1e3:.0f} ms, {format_bytes(counters.disk_bytes)} · "
         f"{hit_rate:.0%} of {counters.leased} experts were there, {counters.evictions} evicted"
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steerpipe.cli.answers import show_memory, show_prediction, show_timings
+from steerpipe.cli.answers import quality_json, show_memory, show_prediction, show_quality, show_timings
 from steerpipe.cli.shared import Debug, Json, Model, app, guarded, progress_bar, quiet_transformers
 from steerpipe.core.errors import InputError
 from steerpipe.core.timeline import Timeline
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from steerpipe.core.events import Completion
     from steerpipe.runtime.answer import Answer
     from steerpipe.runtime.pipeline import Pipeline
+    from steerpipe.transfer.counters import LadderCounters
 
 
 @app.command()
@@ -50,6 +51,11 @@ def generate(
     pin: Annotated[str | None, typer.Option(help="how much of it a GPU copies from directly: auto, 8GiB, 0")] = None,
     pace: Annotated[str | None, typer.Option(help="slow the link to the experts to so many bytes per second")] = None,
     policy: Annotated[str | None, typer.Option(help="who leaves a slot first: auto, reuse, lfru or lru")] = None,
+    quality: Annotated[
+        str | None,
+        typer.Option(help="answers without missing experts: exact, high, balanced, fast, a miss policy, or a plan"),
+    ] = None,
+    quality_profile: Annotated[str | None, typer.Option(help="what `steerpipe calibrate` wrote")] = None,
     predict: Annotated[str | None, typer.Option(help="move experts before they are needed: auto or off")] = None,
     profile: Annotated[
         bool | None,
@@ -70,7 +76,8 @@ def generate(
     flags = {
         "dtype": dtype, "device": device, "threads": threads, "max_context": max_context,
         "prefill_chunk": prefill_chunk, "kv_memory": kv_memory, "fast_memory": fast_memory, "ram": ram, "pin": pin,
-        "pace": pace, "policy": policy, "predict": predict, "profile": profile, "cache_dir": cache_dir,
+        "pace": pace, "policy": policy, "quality": quality, "quality_profile": quality_profile, "predict": predict,
+        "profile": profile, "cache_dir": cache_dir,
     }  # fmt: skip
     sampling = {
         "max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
@@ -85,18 +92,22 @@ def generate(
         turns = _turns(text, system, raw)
         SamplingSettings().override(**sampling)  # a wrong value is told before gigabytes are read
         spans = Timeline() if timeline is not None else None
-        with _open_pipeline(model, load_config(flags, file=config), spans, quiet=as_json) as pipe:
+        settings = load_config(flags, file=config)
+        with _open_pipeline(model, settings, spans, quiet=as_json) as pipe:
             if spans is not None and (pipe.budget.resident or pipe.config.device != "cpu"):
                 raise InputError("a timeline is of a ladder on the CPU", fix="give --device cpu --fast-memory 25%")
+            before = pipe.counters()
             answer = pipe.stream(turns, raw=raw, **sampling)
-            _tell(answer, pipe, as_json=as_json)
+            _tell(answer, pipe, before, as_json=as_json)
+            if not as_json:
+                show_quality(answer.completion, pipe, settings.quality)
             if spans is not None and timeline is not None:
                 spans.write(timeline)
 
     guarded(run, debug)
 
 
-def _tell(answer: "Answer", pipe: "Pipeline", *, as_json: bool) -> None:
+def _tell(answer: "Answer", pipe: "Pipeline", before: "LadderCounters | None", *, as_json: bool) -> None:
     if as_json:
         plain = sys.stdout.encoding.lower() != "utf-8"
         print(json.dumps(completion_json(answer.completion, pipe), ensure_ascii=plain), flush=True)
@@ -105,13 +116,14 @@ def _tell(answer: "Answer", pipe: "Pipeline", *, as_json: bool) -> None:
     for event in answer:
         print(event.text, end="", flush=True)
     print()
-    show_timings(answer.completion, pipe.counters())
+    after = pipe.counters()
+    show_timings(answer.completion, None if after is None or before is None else after - before)
     show_prediction(pipe)
 
 
 def completion_json(completion: "Completion", pipe: "Pipeline") -> dict[str, Any]:
     """The form of `generate --json`. `logprobs` is null unless asked for, `experts` and
-    `prediction` where every expert is resident."""
+    `prediction` where every expert is resident, `quality` where the answer is exact."""
     decode, counters = pipe.codec.decode, pipe.counters()
     entries = [
         {
@@ -131,8 +143,9 @@ def completion_json(completion: "Completion", pipe: "Pipeline") -> dict[str, Any
         "prompt_token_ids": list(completion.prompt_token_ids),
         "config": {name: value for name, value in asdict(pipe.config).items() if name != "choices"},
         "memory": [asdict(row) for row in pipe.memory],
-        "experts": counters and asdict(counters),
+        "experts": counters and counters.as_json(),
         "prediction": pipe.prediction and pipe.prediction.as_json(),
+        "quality": quality_json(completion, pipe),
     }
 
 

@@ -7,7 +7,7 @@ from steerpipe.cli.shared import Debug, Json, app, guarded, quiet_transformers
 
 @app.command()
 def demo(as_json: Json = False, debug: Debug = False) -> None:
-    """Show what the engine computes: tiny models of every family against transformers. Status 1 if any differs."""
+    """Show one answer five ways, and tiny models of every family against transformers. Status 1 if any differs."""
 
     def run() -> None:
         from rich.console import Console

@@ -73,6 +73,19 @@ def progress_bar(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], Non
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+@contextmanager
+def step_progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """(what, done, total) on stderr while the block runs; only to a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task("reading", total=None)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+
+
 def quiet_transformers() -> None:
     """Its notices and bars are about files that we have checked ourselves."""
     from transformers.utils import logging

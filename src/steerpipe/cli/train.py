@@ -1,15 +1,14 @@
 """`steerpipe train`: a predictor of routing, from a trace or from a model and prompts."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steerpipe.cli.shared import Debug, Json, app, guarded, quiet_transformers
+from steerpipe.cli.shared import Debug, Json, app, guarded, quiet_transformers, step_progress
 from steerpipe.core.errors import ConfigError
 from steerpipe.core.units import format_bytes
 
@@ -57,7 +56,7 @@ def train(
             raise ConfigError(f"there is no predictor called {predictor!r}", fix=f"choose one of {', '.join(TRAINERS)}")
         kept_as = _choice("--storage", storage)
         chosen = {"steps": steps, "rows": rows, "learning_rate": rate, "rank": rank, "targets": target}
-        with _progress(quiet=as_json) as progress:
+        with step_progress(quiet=as_json) as progress:
             material, name, out = _material(paths, prompts, model, held_out, seed, device, limit, progress)
             options = _options(chosen, horizon, seed, window, part or [], material)
             made = train_predictor(predictor, material, options, name, progress)
@@ -129,16 +128,3 @@ def _show(made: "StoredPredictor", out: Path, size_bytes: int, *, as_json: bool)
     learnt = f"{training.tokens:,} tokens of {training.prompts:,} prompts, {training.seconds:.1f} s"
     print(f"{out}: {made.name}, {made.cost().parameters:,} parameters, {format_bytes(size_bytes)}; {learnt}")
     print(f"what it is worth: steerpipe arena ... --predictor {out}")
-
-
-@contextmanager
-def _progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """(what, done, total) on stderr while the block runs; only to a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
-        task = bar.add_task("reading", total=None)
-        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)

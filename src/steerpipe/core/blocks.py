@@ -5,10 +5,10 @@ and kernels read codes and scales through a table of addresses (docs/adr/0008-cu
 E experts.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,11 +120,17 @@ class BlockSource(Protocol):
         """A step is about to be queued whose layers are served, all of them, unless `release` ends it."""
         ...
 
-    def serve(self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None) -> None:
+    def serve(
+        self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         """Brings what is missing of `routed` into the table while kernels already wait for it there.
 
+        `meanwhile` is called as soon as all of it is on its way: what else is to be done can wait.
+
         Layers come in the order of the model. What a step has leased or been served for a layer may leave the table
-        when a later layer is served: kernels of earlier layers have run by then.
+        when a later layer is served: kernels of earlier layers have run by then. With slots for three layers it stays
+        for one layer more: then a layer may be served while the one before it runs.
         """
         ...
 
@@ -134,4 +140,22 @@ class BlockSource(Protocol):
         Also after a step that ran by itself and was not followed to its end without an interrupt. Returns when the
         device has finished; the table is true again afterwards.
         """
+        ...
+
+
+@runtime_checkable
+class Guessing(Protocol):
+    """A BlockSource that moves experts before they are asked for, while the link has nothing else to do."""
+
+    def expect(self, experts: Sequence[tuple[int, int]]) -> None:
+        """(layer, expert) in the order of sending: all that is expected now. What was expected before is given up."""
+        ...
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left to send of what was expected."""
+        ...
+
+    def pump(self) -> None:
+        """Sends more of it, as far as the link is idle. Often, while a step runs; waits for nothing."""
         ...

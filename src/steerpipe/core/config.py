@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from steerpipe.core.errors import ConfigError
 from steerpipe.core.geometry import CELL_ROWS
+from steerpipe.core.quality import Dial, MissPolicy
 from steerpipe.core.units import parse_bytes
 
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -49,6 +50,10 @@ class EngineConfig:
     pace: str | None = None  # bytes per second to which the link to the experts is slowed; None: not slowed
     # Which expert leaves when a slot is needed; "auto": reuse where the model comes with a forecast of it, else lfru.
     policy: Policy = "auto"
+    # What is done about an expert that is not there: a position of the dial (exact, high, balanced, fast), one miss
+    # policy for all (surrogate …), or the path of a plan (.json). core.quality, docs/quality.md.
+    quality: str = "exact"
+    quality_profile: str | None = None  # what `steerpipe calibrate` wrote; None: the one beside the model
     predict: Predict = "auto"  # move experts before they are needed, where that is measured to pay; "off": never
     profile: bool = True  # what one run learnt about the experts warms the next
     cache_dir: str | None = None  # where checkpoints are kept as packs; None: steerpipe/ in the user's cache
@@ -109,6 +114,10 @@ def _is_share_or_amount(value: object) -> bool:
     return value == "auto" or _is_amount(value)
 
 
+def _is_quality(value: object) -> bool:
+    return isinstance(value, str) and (value in (*Dial, *MissPolicy) or value.endswith(".json"))
+
+
 _RULES: dict[str, _Rule] = {
     "dtype": _one_of("auto", "float32", "bfloat16"),
     "device": _one_of("auto", "cpu", "cuda"),
@@ -122,6 +131,8 @@ _RULES: dict[str, _Rule] = {
     "pin": _Rule('"auto", an amount of bytes such as "8GiB", or "0"', _is_auto_or_bytes),
     "pace": _Rule('bytes per second as text, such as "2GB"', _is_amount),
     "policy": _one_of("auto", "lru", "lfru", "reuse"),
+    "quality": _Rule(f"one of {', '.join((*Dial, *MissPolicy))}, or the path of a plan (.json)", _is_quality),
+    "quality_profile": _Rule("the path of a file", lambda value: isinstance(value, str) and bool(value.strip())),
     "predict": _one_of("auto", "off"),
     "profile": _Rule("true or false", lambda value: isinstance(value, bool), _truth),
     "cache_dir": _Rule("the path of a folder", lambda value: isinstance(value, str) and bool(value.strip())),

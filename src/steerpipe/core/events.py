@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from steerpipe.core.errors import SteerpipeError
     from steerpipe.core.ids import SequenceId
+    from steerpipe.core.quality import Substituted
 
 
 class FinishReason(StrEnum):
@@ -114,3 +115,4 @@ class Completion:
     top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = field(default=())
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of every prompt token but the first, when asked for
     prompt_top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    substituted: "Substituted | None" = None  # of its expert uses; None: the engine is exact

@@ -27,6 +27,19 @@ class MissPolicy(StrEnum):
     CPU = "cpu"
 
 
+class Dial(StrEnum):
+    """How much an answer may differ from the exact one."""
+
+    EXACT = "exact"  # not at all: every miss waits
+    HIGH = "high"
+    BALANCED = "balanced"
+    FAST = "fast"  # as much as it takes: decode never waits
+
+
+# Most mean KL divergence per token from the exact model's distribution, in nats, on the calibration texts.
+KL_BOUNDS = {Dial.HIGH: 0.01, Dial.BALANCED: 0.05, Dial.FAST: 0.5}
+SAVED_TOKENS = 16  # what an answer has not used of its bound it may use later, for so many tokens
+
 OF_A_LAYER = (MissPolicy.COMMIT, MissPolicy.COMMIT_TRUE)  # replace a layer's whole route: all ranks or none
 FIX = "give one of " + ", ".join(MissPolicy)
 
@@ -44,6 +57,7 @@ class QualityPlan:
 
     policies: tuple[tuple[MissPolicy, ...], ...]  # [layers][ranks]
     patch_layers: int = 2  # a patch that comes later than so many layers after its own is left out
+    horizon: int = 1  # so many layers before its own the route of a layer is committed to
 
     def __post_init__(self) -> None:
         if not self.policies or len({len(ranks) for ranks in self.policies}) != 1 or not self.policies[0]:
@@ -54,8 +68,10 @@ class QualityPlan:
                     raise ConfigError(f"layer {layer} has {policy} for some of its ranks", fix="give it to all or none")
         if MissPolicy.COMMIT in self.policies[0] or MissPolicy.COMMIT_TRUE in self.policies[0]:
             raise ConfigError("nothing is predicted before the first layer", fix="give layer 0 another policy")
-        if self.patch_layers < 1:
-            raise ConfigError(f"patch_layers is {self.patch_layers}", fix="give 1 or more")
+        if self.patch_layers < 1 or self.horizon < 1:
+            raise ConfigError(
+                f"patch_layers is {self.patch_layers} and horizon {self.horizon}", fix="give 1 or more for both"
+            )
 
     @classmethod
     def uniform(cls, policy: MissPolicy, layers: int, ranks: int, *, exact_layers: Sequence[int] = ()) -> Self:
@@ -78,12 +94,51 @@ class QualityPlan:
         return {
             "policies": [[str(each) for each in ranks] for ranks in self.policies],
             "patch_layers": self.patch_layers,
+            "horizon": self.horizon,
         }
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Self:
-        policies = tuple(tuple(parse_policy(each) for each in ranks) for ranks in raw["policies"])
-        return cls(policies, int(raw["patch_layers"]))
+    def from_json(cls, raw: object) -> Self:
+        """ConfigError names what is wrong with it."""
+        if not isinstance(raw, Mapping) or not set(raw) <= {"policies", "patch_layers", "horizon"}:
+            raise ConfigError("not a quality plan", fix="give policies, and perhaps patch_layers and horizon")
+        try:
+            policies = tuple(tuple(parse_policy(each) for each in ranks) for ranks in raw["policies"])
+            return cls(policies, int(raw.get("patch_layers", 2)), int(raw.get("horizon", 1)))
+        except (KeyError, TypeError, ValueError) as problem:
+            raise ConfigError(f"not a quality plan: {problem}", fix="give policies as [layers][ranks]") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What substitutions cost by a calibration, in nats of KL, and what a token may cost; None: whatever it takes."""
+
+    costs: tuple[tuple[float, ...], ...]  # [layers][ranks], per substituted use
+    mended: tuple[tuple[float, ...], ...]  # the same, of a use that a patch has made good
+    per_token: float | None
+
+
+class Purse:
+    """What may still be spent: every token adds its allowance, up to that of SAVED_TOKENS."""
+
+    def __init__(self, per_token: float | None) -> None:
+        self._per_token = per_token
+        self._held = 0.0
+
+    def earn(self, tokens: int) -> None:
+        if self._per_token is not None:
+            self._held = min(self._held + tokens * self._per_token, SAVED_TOKENS * self._per_token)
+
+    def refund(self, cost: float) -> None:
+        self._held += cost
+
+    def spend(self, cost: float) -> bool:
+        """False: there is not enough, and nothing is taken."""
+        if self._per_token is not None:
+            if cost > self._held:
+                return False
+            self._held -= cost
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +148,14 @@ class Substituted:
     uses: int = 0
     substituted: int = 0
     patched: int = 0  # of the substituted: made good later
+    nats: float = 0.0  # KL that a calibration expects of them
 
     @property
     def share(self) -> float:
         return self.substituted / self.uses if self.uses else 0.0
 
-    def __sub__(self, before: Self) -> Self:
-        return type(self)(self.uses - before.uses, self.substituted - before.substituted, self.patched - before.patched)
+    def __add__(self, other: Self) -> Self:
+        return type(self)(
+            self.uses + other.uses, self.substituted + other.substituted, self.patched + other.patched,
+            self.nats + other.nats,
+        )  # fmt: skip

@@ -97,7 +97,9 @@ class Decoder:
         tap, misses = self._tap, self._misses
         if tap is not None and not tap.begin(rows.sequences, rows.tokens[rows.valid], decode=rows.decode):
             tap = None
-        return _Watch(sink, tap, misses if misses is not None and misses.wants(decode=rows.decode) else None)
+        if misses is not None and not misses.begin(rows.sequences, decode=rows.decode):
+            misses = None
+        return _Watch(sink, tap, misses)
 
     def _enter(self, index: int, x: Tensor, rows: StepRows, watch: _Watch) -> Tensor:
         """x: [R, H] as it enters a layer with experts."""

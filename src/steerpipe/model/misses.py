@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from steerpipe.core.ids import SequenceId
 from steerpipe.model.moe import Route, StandIns
 
 
@@ -22,8 +23,8 @@ class Settled:
 class MissDesk(Protocol):
     """Decides, layer by layer, on the engine's thread. Its answers change numbers: lossy modes only."""
 
-    def wants(self, *, decode: bool) -> bool:
-        """Whether it has a say in this pass."""
+    def begin(self, sequences: tuple[SequenceId, ...], *, decode: bool) -> bool:
+        """A pass over one row of each of `sequences` [V] starts; whether the desk has a say in it."""
         ...
 
     def mend(self, layer: int) -> Tensor | None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from steerpipe.predict.calibration import Calibration, uncalibrated
@@ -28,6 +29,13 @@ class DefaultVectors:
 
     vectors: Tensor  # [L, E, H]
     counts: Tensor  # [L, E] int64: tokens behind each; 0: the layer's mean stands in
+
+    @classmethod
+    def of_sums(cls, sums: Tensor, counts: Tensor) -> Self:
+        """Sums [L, E, H] over `counts` [L, E] tokens → means; unseen experts take their layer's."""
+        layer_mean = sums.sum(1) / counts.sum(1).clamp_min(1)[:, None]  # [L, H]
+        own = sums / counts.clamp_min(1)[..., None]
+        return cls(torch.where((counts > 0)[..., None], own, layer_mean[:, None]), counts)
 
 
 def quasi_state(sight: Sight, *, shared: bool, defaults: DefaultVectors | None) -> Tensor:

@@ -24,13 +24,18 @@ class ShippedPredictors:
 
 
 def for_model(pack: Path) -> ShippedPredictors | None:
-    """Those of the pack in folder `pack`: its own folder `predictors`, or the package's if the pack is one that the
-    package ships. None: nobody has trained any."""
-    folders = [pack / FOLDER]
-    if pack.resolve().parent == ASSETS:
-        folders.append(ASSETS / FOLDER / pack.resolve().name)
-    for folder in folders:
+    """None: nobody has trained any."""
+    for folder in folders_for(pack):
         files = {file.stem: file for file in sorted(folder.glob("*.safetensors"))}
         if files:
             return ShippedPredictors(folder, files)
     return None
+
+
+def folders_for(pack: Path) -> list[Path]:
+    """Where things lie that were learnt about the pack in folder `pack`: its own folder `predictors`, and the package's
+    if the pack is one that the package ships."""
+    folders = [pack / FOLDER]
+    if pack.resolve().parent == ASSETS:
+        folders.append(ASSETS / FOLDER / pack.resolve().name)
+    return folders

@@ -3,6 +3,7 @@
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -11,6 +12,7 @@ from steerpipe.core.events import Completion, SequenceFailed, TokenEvent
 from steerpipe.core.ids import SequenceId
 from steerpipe.engine.engine import Engine, Event
 from steerpipe.engine.request import Request
+from steerpipe.runtime.quality_accounts import Accounts
 
 
 class AnswerDesk:
@@ -19,9 +21,11 @@ class AnswerDesk:
     `threads` is torch's, which belong to the process: they are set before a step where another engine changed them.
     """
 
-    def __init__(self, engine: Engine, threads: int) -> None:
+    def __init__(self, engine: Engine, threads: int, accounts: Accounts | None = None) -> None:
+        """`accounts` of what lossy answers to a miss have substituted; None: the engine is exact."""
         self.engine = engine
         self._threads = threads
+        self._accounts = accounts
         self._waiting: dict[SequenceId, deque[Event]] = {}
         self._answers: weakref.WeakValueDictionary[SequenceId, Answer] = weakref.WeakValueDictionary()
 
@@ -55,7 +59,10 @@ class AnswerDesk:
         """Ends a sequence, if it still runs; what it came to, once."""
         self.engine.cancel(sequence_id)
         self._waiting.pop(sequence_id, None)
-        return self.engine.take_completion(sequence_id)
+        completion = self.engine.take_completion(sequence_id)
+        if self._accounts is None:
+            return completion
+        return replace(completion, substituted=self._accounts.take(sequence_id))
 
     def forget(self, sequence_id: SequenceId) -> None:
         """Ends a sequence whose answer is not wanted any more and leaves nothing of it behind."""

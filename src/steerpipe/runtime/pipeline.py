@@ -31,6 +31,9 @@ from steerpipe.model.kv_cache import KvPool
 from steerpipe.model.weights import ModelWeights, build_weights
 from steerpipe.predict.reuse import ReuseForecast
 from steerpipe.runtime.answer import Answer, AnswerDesk
+from steerpipe.runtime.draft_forecast import DraftForecast, draft_forecast
+from steerpipe.runtime.draft_foresight import foresight_of
+from steerpipe.runtime.drafts import Drafts, DraftWork
 from steerpipe.runtime.experts import Ladder, Opened, expert_facts, open_blocks, open_experts, settle_budget
 from steerpipe.runtime.facts import gather_facts
 from steerpipe.runtime.generation import GenerationDefaults, read_defaults
@@ -39,6 +42,7 @@ from steerpipe.runtime.models import find_model, open_model
 from steerpipe.runtime.prediction import Prediction, reuse_for, settle_policy
 from steerpipe.runtime.profiles import ProfileKeeper
 from steerpipe.runtime.prompts import Prompt, encode_prompt, is_chat
+from steerpipe.runtime.quality import Quality, open_quality, refuse_on_gpu
 from steerpipe.runtime.taps import Taps
 from steerpipe.runtime.timeline_tap import TimelineTap
 from steerpipe.transfer.counters import LadderCounters
@@ -92,6 +96,8 @@ class Pipeline:
         self._pack = open_model(self.folder, cache_folder(config), progress)
         self._budget(config, facts)
         self.prediction: Prediction | None = None
+        self.quality: Quality | None = None  # None: every answer is exact
+        self._drafting: DraftForecast | None = None
         self._parts: _Working | None = self._build(config, sink, progress, timeline)
 
     def _budget(self, config: EngineConfig, facts: Facts) -> None:
@@ -105,9 +111,10 @@ class Pipeline:
     ) -> _Working:
         torch.set_num_threads(self.config.threads)
         device, dtype = torch.device(self.config.device), getattr(torch, self.config.dtype)
-        weights = build_weights(self.spec, self._pack.family.names, self._pack.read_dense(), dtype, device)
+        weights = build_weights(self.spec, self._pack.family.names, self._pack.dense, dtype, device)
         pool = KvPool(self.spec, dtype, device, capacity_blocks=self.config.kv_blocks)
         if device.type == "cuda":
+            refuse_on_gpu(config)
             from steerpipe.model.gpu.decoder import GpuDecoder  # Triton: only where there is a GPU
 
             blocks = open_blocks(self._pack, self.budget, settle_policy(config.policy, None), device, progress)
@@ -116,8 +123,11 @@ class Pipeline:
         forecast = None if self.budget.resident else reuse_for(self.folder)
         policy = settle_policy(config.policy, forecast)
         experts = open_experts(self._pack, self.budget, policy, dtype, device, progress)
+        if isinstance(experts.source, LadderSource):
+            self.quality = open_quality(config, self.spec, weights, self.folder, self._pack, experts.source)
         tap = self._tap(experts.source, weights, forecast, config, timeline)
-        return self._join(Decoder(self.spec, weights, device, tap), experts, pool, config, sink)
+        desk = None if self.quality is None else self.quality.desk
+        return self._join(Decoder(self.spec, weights, device, tap, desk), experts, pool, config, sink)
 
     def _tap(
         self, source: ExpertSource, weights: ModelWeights, forecast: ReuseForecast | None, config: EngineConfig,
@@ -130,7 +140,10 @@ class Pipeline:
         self.prediction = Prediction(self.spec, weights, self.folder, source, forecast, moves=moves)
         source.record(timeline)
         taps = [TimelineTap(timeline)] if timeline is not None else []
-        return Taps(*taps, *self.prediction.taps)
+        lossy = () if self.quality is None else self.quality.taps
+        self._drafting = draft_forecast(self.spec, self.folder, source)
+        watching = [self._drafting.routing] if self._drafting is not None else []
+        return Taps(*taps, *lossy, *self.prediction.taps, *watching)
 
     def _join(
         self, decoder: StepDecoder[Experts], opened: Opened[Experts], pool: KvPool, config: EngineConfig,
@@ -148,7 +161,9 @@ class Pipeline:
         if config.profile and opened.ladder is not None and not self.budget.resident:
             profile = ProfileKeeper(opened.ladder, self._pack, cache_folder(config))
             profile.warm(self.budget.slots)
-        return _Working(AnswerDesk(engine, self.config.threads), opened.source, opened.ladder, profile)
+        accounts = None if self.quality is None else self.quality.desk.accounts
+        desk = AnswerDesk(engine, self.config.threads, accounts)
+        return _Working(desk, opened.source, opened.ladder, profile)
 
     def generate(self, prompt: Prompt, *, raw: bool = False, **sampling: Any) -> Completion:
         """One answer, complete."""
@@ -189,6 +204,12 @@ class Pipeline:
     def _request(self, prompt: Prompt, raw: bool, settings: SamplingSettings, batched: bool = False) -> Request:
         ids = self.encode(prompt, raw=raw)
         return Request(ids, settings, batched=batched, continues=not is_chat(prompt, self.codec, raw=raw))
+
+    def drafts(self, work: DraftWork | None = None) -> Drafts:
+        """Prompts that are being typed; whoever drives `engine` step by step tends them. One at a time is enough."""
+        chosen = work or DraftWork()
+        foresight = foresight_of(self._drafting, self.codec, chosen)
+        return Drafts(self.engine, self.codec, chosen, foresight)
 
     def settings(self, **sampling: Any) -> SamplingSettings:
         """The model's sampling defaults with the given values put in their place."""

@@ -3,8 +3,7 @@
 Numbers MoE layers from 0. V rows, k experts per row, E experts, H hidden; a pair is one (row, rank), row by row.
 """
 
-import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,24 +14,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from steerpipe.core.errors import ConfigError
-from steerpipe.core.ids import ExpertId
-from steerpipe.core.protocols import Lease
-from steerpipe.core.quality import OF_A_LAYER, MissPolicy, QualityPlan, Substituted
+from steerpipe.core.ids import ExpertId, SequenceId
+from steerpipe.core.protocols import ExpertWeights
+from steerpipe.core.quality import OF_A_LAYER, Allowance, MissPolicy, QualityPlan
 from steerpipe.model.misses import Settled
 from steerpipe.model.moe import Route, StandIns, expert_ffn
-from steerpipe.transfer.queue import Reason
+from steerpipe.runtime.quality_accounts import Accounts
 
 
-class Fetching(Protocol):
-    """An expert source whose experts come and go."""
+class Shelf(Protocol):
+    """Experts for whoever does not wait; `transfer.impatient` in a running engine."""
 
-    def ready(self, layer: int) -> NDArray[np.bool_]: ...
+    def missing(self, layer: int, experts: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """[V, k] of `experts` [V, k]."""
+        ...
 
-    def prefetch(self, experts: Iterable[ExpertId], reason: Reason, deadline: float) -> int: ...
+    def send_for(self, layer: int, ranks: Mapping[int, int]) -> int:
+        """Experts that are missing, and the best rank that a row has given each."""
+        ...
 
-    def lease(
-        self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None
-    ) -> AbstractContextManager[Lease]: ...
+    def borrow(self, expert: ExpertId) -> AbstractContextManager[ExpertWeights | None]: ...
 
 
 class Proposals(Protocol):
@@ -53,120 +54,132 @@ class _Patch:
 
     number: int  # its layer
     expert: int
+    pairs: tuple[tuple[int, int], ...]  # (row, rank) [n]
     rows: Tensor  # [n]
     x: Tensor  # [n, H]: what the expert would have been given
     gates: Tensor  # [n]
+
+
+def best_ranks(experts: NDArray[np.int64], among: NDArray[np.bool_]) -> dict[int, int]:
+    """The experts [V, k] that are marked in `among` [V, k] → the best rank that each has there."""
+    ranks: dict[int, int] = {}
+    for pair in np.flatnonzero(among).tolist():
+        expert, rank = int(experts.flat[pair]), pair % experts.shape[1]
+        ranks[expert] = min(rank, ranks.get(expert, rank))
+    return ranks
 
 
 class Substitutes:
     """A MissDesk. One thread, the engine's; one pass at a time."""
 
     def __init__(
-        self, plan: QualityPlan, source: Fetching, moe_layers: Sequence[int], defaults: Tensor | None,
-        proposals: Proposals | None = None, *, in_prompts: bool = False,
+        self, plan: QualityPlan, shelf: Shelf, moe_layers: Sequence[int], defaults: Tensor | None,
+        proposals: Proposals | None = None, *, allowance: Allowance | None = None, in_prompts: bool = False,
     ) -> None:  # fmt: skip
         """`defaults` [layers, E, H]: default vectors, for surrogate and patch. `proposals`: for commit.
+        `allowance`: where a layer's substitutions would cost more than is left of it, the layer waits.
         `in_prompts`: prompts are substituted as well, which only a measurement wants.
         """
         if MissPolicy.CPU in plan.used:
-            raise ConfigError("the policy cpu without a GPU", fix="the experts are computed here anyway: use wait")
+            raise ConfigError(
+                "the policy cpu without a GPU: experts are computed where they lie anyway", fix="use wait"
+            )
         if defaults is None and plan.used & {MissPolicy.SURROGATE, MissPolicy.PATCH}:
             raise ConfigError("surrogate and patch need default vectors", fix="measure them with `steerpipe calibrate`")
         assert proposals is not None or not plan.used & set(OF_A_LAYER), "commit needs somebody who proposes"
         self.plan = plan
-        self._source = source
+        self.accounts = Accounts(allowance)
+        self._shelf = shelf
         self._layers = tuple(moe_layers)
         self._number = {layer: number for number, layer in enumerate(moe_layers)}
+        self._lenient = np.array([[each is not MissPolicy.WAIT for each in ranks] for ranks in plan.policies])
         self._defaults = defaults
         self._proposals = proposals
         self._in_prompts = in_prompts
         self._patches: list[_Patch] = []
-        self._counts = Substituted()
+        self._rows = 0  # of the pass
 
-    @property
-    def counts(self) -> Substituted:
-        """Since the start; subtract an earlier one for an interval."""
-        return self._counts
-
-    def wants(self, *, decode: bool) -> bool:
+    def begin(self, sequences: tuple[SequenceId, ...], *, decode: bool) -> bool:
         self._patches.clear()  # of the token before: too late
-        return decode or self._in_prompts
+        if not decode and not self._in_prompts:
+            return False
+        self._rows = len(sequences)
+        self.accounts.begin(sequences)
+        return True
 
     def settle(self, layer: int, x: Tensor, route: Route) -> Settled:
         number = self._number[layer]
         policy = self.plan.policies[number]
         if policy[0] in OF_A_LAYER:
             return self._commit(number, x, route, true_weights=policy[0] is MissPolicy.COMMIT_TRUE)
-        missing = torch.from_numpy(~self._source.ready(layer))[route.experts.cpu()]  # [V, k]
-        lenient = torch.tensor([each is not MissPolicy.WAIT for each in policy])  # [k]
-        replaced = (missing & lenient).flatten().nonzero().flatten().tolist()
-        self._count(route, len(replaced))
-        if not replaced:
+        lenient = self._lenient[number]
+        if not lenient.any():
+            self.accounts.note(number, np.zeros(route.experts.shape, dtype=np.bool_))
             return Settled(route)
-        experts = route.experts.flatten()[replaced]
-        self._source.prefetch((ExpertId(layer, e) for e in sorted(set(experts.tolist()))), Reason.PREFETCH, math.inf)
-        stand_ins = StandIns(tuple(replaced), self._vectors(number, experts, replaced, x))
-        self._await(number, x, route, replaced)
+        experts = route.experts.cpu().numpy()
+        replaced = self._shelf.missing(layer, experts) & lenient  # [V, k]
+        if not self.accounts.note(number, replaced):
+            return Settled(route)
+        if not replaced.any():
+            return Settled(route)
+        pairs = np.flatnonzero(replaced)
+        self._shelf.send_for(layer, best_ranks(experts, replaced))
+        stand_ins = StandIns(tuple(pairs.tolist()), self._vectors(number, route, pairs, x))
+        self._await(number, x, route, pairs)
         return Settled(route, stand_ins)
 
     def mend(self, layer: int) -> Tensor | None:
-        """Adds what has come since; what is later than the plan allows stays a surrogate."""
+        """Adds gate · (expert(x) - default vector) for what has come since; what is later than the plan allows stays a
+        surrogate. In the order of layers and experts, fp32.
+        """
         number = self._number[layer]
         self._patches = [each for each in self._patches if number - each.number <= self.plan.patch_layers]
-        landed = [each for each in self._patches if self._source.ready(self._layers[each.number])[each.expert]]
-        if not landed:
-            return None
-        self._patches = [each for each in self._patches if each not in landed]
-        return self._differences(landed)
-
-    def _differences(self, landed: Sequence[_Patch]) -> Tensor:
-        """[V, H] fp32: gate · (expert(x) - default vector) for each patch, in the order of layers and experts."""
-        assert self._defaults is not None, "a patch without a surrogate"
-        added = torch.zeros(self._rows, landed[0].x.shape[1], device=landed[0].x.device)
-        for patch in sorted(landed, key=lambda each: (each.number, each.expert)):
-            with self._source.lease(self._layers[patch.number], [patch.expert]) as lease:
-                (wave,) = lease.waves()
-                out = expert_ffn(patch.x, wave.table[patch.expert]).float()
+        added: Tensor | None = None
+        left = []
+        for patch in sorted(self._patches, key=lambda each: (each.number, each.expert)):
+            with self._shelf.borrow(ExpertId(self._layers[patch.number], patch.expert)) as weights:
+                if weights is None:
+                    left.append(patch)
+                    continue
+                out = expert_ffn(patch.x, weights).float()
+            assert self._defaults is not None, "a patch without a surrogate"
             difference = patch.gates[:, None] * (out - self._defaults[patch.number, patch.expert].to(out))
+            if added is None:
+                added = torch.zeros(self._rows, out.shape[1], device=out.device)
             added.index_add_(0, patch.rows, difference)
-        before = self._counts
-        mended = sum(len(patch.rows) for patch in landed)
-        self._counts = Substituted(before.uses, before.substituted, before.patched + mended)
+            self.accounts.mended(patch.number, patch.pairs)
+        self._patches = left
         return added
 
     def _commit(self, number: int, x: Tensor, route: Route, *, true_weights: bool) -> Settled:
         assert self._proposals is not None, "commit needs somebody who proposes"
         said = self._proposals.propose(number)
         if said is None:
-            self._count(route, 0)
+            self.accounts.note(number, np.zeros(route.experts.shape, dtype=np.bool_))
             return Settled(route)
-        wrong = (said.experts[:, :, None] != route.experts[:, None, :]).all(dim=2).sum()
-        self._count(route, int(wrong))
+        wrong = (said.experts[:, :, None] != route.experts[:, None, :]).all(dim=2)
+        self.accounts.note(number, wrong.cpu().numpy(), free=True)
         gates = self._proposals.weigh(number, x, said.experts) if true_weights else said.gates
         return Settled(Route(said.experts, gates))
 
-    def _vectors(self, number: int, experts: Tensor, replaced: Sequence[int], x: Tensor) -> Tensor:
+    def _vectors(self, number: int, route: Route, pairs: NDArray[np.int64], x: Tensor) -> Tensor:
         """[pairs, H]: default vectors; nothing where the rank's policy is drop."""
         policy = self.plan.policies[number]
-        dropped = torch.tensor([policy[pair % len(policy)] is MissPolicy.DROP for pair in replaced], device=x.device)
         if self._defaults is None:
-            return x.new_zeros(len(replaced), x.shape[1])
+            return x.new_zeros(len(pairs), x.shape[1])
+        dropped = torch.tensor([policy[pair % len(policy)] is MissPolicy.DROP for pair in pairs], device=x.device)
+        experts = route.experts.flatten()[pairs]
         return self._defaults[number, experts].to(x).masked_fill(dropped[:, None], 0.0)
 
-    def _await(self, number: int, x: Tensor, route: Route, replaced: Sequence[int]) -> None:
+    def _await(self, number: int, x: Tensor, route: Route, pairs: NDArray[np.int64]) -> None:
         """Notes the pairs whose rank is patched, an expert at a time."""
         policy, ranks = self.plan.policies[number], route.experts.shape[1]
-        self._rows = len(x)
-        rows_of: dict[int, list[int]] = {}
-        for pair in replaced:
+        routed, gates = route.experts.flatten().tolist(), route.gates.flatten()
+        pairs_of: dict[int, list[int]] = {}
+        for pair in pairs.tolist():
             if policy[pair % ranks] is MissPolicy.PATCH:
-                rows_of.setdefault(int(route.experts.flatten()[pair]), []).append(pair)
-        for expert, pairs in rows_of.items():
-            rows = torch.tensor([pair // ranks for pair in pairs], device=x.device)
-            self._patches.append(_Patch(number, expert, rows, x[rows], route.gates.flatten()[pairs]))
-
-    def _count(self, route: Route, substituted: int) -> None:
-        before = self._counts
-        self._counts = Substituted(
-            before.uses + route.experts.numel(), before.substituted + substituted, before.patched
-        )
+                pairs_of.setdefault(routed[pair], []).append(pair)
+        for expert, own in pairs_of.items():
+            placed = tuple(divmod(pair, ranks) for pair in own)
+            rows = torch.tensor([row for row, _ in placed], device=x.device)
+            self._patches.append(_Patch(number, expert, placed, rows, x[rows], gates[own]))

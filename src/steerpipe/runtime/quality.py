@@ -1,0 +1,178 @@
+"""The setting `quality` in a running engine: the desk that it comes to, and who looks on for it."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from steerpipe.core.config import EngineConfig
+from steerpipe.core.errors import ConfigError, InputError
+from steerpipe.core.protocols import ForwardTap
+from steerpipe.core.quality import OF_A_LAYER, Allowance, Dial, MissPolicy, QualityPlan, Substituted
+from steerpipe.model.spec import ModelSpec
+from steerpipe.model.weights import ModelWeights
+from steerpipe.predict import files
+from steerpipe.predict.logits import LogitPredictor
+from steerpipe.predict.lookahead import RouterLookahead
+from steerpipe.predict.proposals import CommittedRoutes
+from steerpipe.predict.routers import routers_of_weights
+from steerpipe.predict.shipped import for_model
+from steerpipe.runtime.prediction import geometry_of
+from steerpipe.runtime.quality_profile import load_profile, profile_of
+from steerpipe.runtime.substitutes import Substitutes, best_ranks
+from steerpipe.store.reader import Pack
+from steerpipe.transfer.impatient import Impatient
+from steerpipe.transfer.source import LadderSource
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A plan, and what it may cost where a profile says so."""
+
+    name: str
+    plan: QualityPlan
+    allowance: Allowance | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Lossy answers to a miss, in one engine."""
+
+    chosen: Chosen
+    desk: Substitutes
+    taps: tuple[ForwardTap, ...]
+
+    def line(self, counts: Substituted) -> str:
+        """What a person is told beside an answer."""
+        said = f"quality {self.chosen.name}: {counts.share:.1%} of {counts.uses} expert uses were substituted"
+        if counts.patched:
+            said += f", {counts.patched} of them made good later"
+        return said
+
+    def as_json(self, counts: Substituted) -> dict[str, Any]:
+        calibrated = self.chosen.allowance is not None
+        return {
+            "quality": self.chosen.name, "uses": counts.uses, "substituted": counts.substituted,
+            "patched": counts.patched, "share": counts.share, "expected_nats": counts.nats if calibrated else None,
+        }  # fmt: skip
+
+
+def identity_of(pack: Pack) -> str:
+    return f"{pack.manifest.source}-{pack.manifest.expert_format.value}"
+
+
+def refuse_on_gpu(config: EngineConfig) -> None:
+    if config.quality not in (Dial.EXACT, MissPolicy.WAIT):
+        raise ConfigError(
+            f"quality {config.quality} on a GPU: its engine answers every miss exactly so far",
+            fix="use --quality exact, or --device cpu",
+        )
+
+
+def choose(config: EngineConfig, spec: ModelSpec, folder: Path, identity: str) -> Chosen | None:
+    """The plan that was asked for by name, by policy or as a file; None: exact."""
+    asked = config.quality
+    if asked in (Dial.EXACT, MissPolicy.WAIT):
+        return None
+    if len({spec.moe(layer).top_k for layer in spec.moe_layers}) != 1:
+        raise ConfigError("layers differ in how many experts a token uses", fix="use --quality exact")
+    if asked in list(MissPolicy):
+        layers, ranks = len(spec.moe_layers), spec.moe(spec.moe_layers[0]).top_k
+        return Chosen(asked, QualityPlan.uniform(MissPolicy(asked), layers, ranks))
+    if asked not in list(Dial):
+        return Chosen(asked, _read_plan(Path(asked), spec))
+    file = profile_of(folder) if config.quality_profile is None else Path(config.quality_profile)
+    if file is None:
+        raise ConfigError(
+            f"the quality {asked} needs a profile, and nobody has measured this model",
+            fix="steerpipe calibrate MODEL TEXTS, or --quality exact",
+        )
+    setting = load_profile(file, identity).setting(Dial(asked))
+    return Chosen(asked, setting.plan, setting.allowance)
+
+
+def open_quality(
+    config: EngineConfig, spec: ModelSpec, weights: ModelWeights, folder: Path, pack: Pack, source: LadderSource
+) -> Quality | None:
+    """None: the engine is exact, and asks nobody."""
+    chosen = choose(config, spec, folder, identity_of(pack)) if spec.moe_layers else None
+    if chosen is None:
+        return None
+    shelf = source.impatient()
+    home = folder if config.quality_profile is None else Path(config.quality_profile).parent
+    lookahead = find_lookahead(spec, weights, folder, home)
+    routes = _commits(chosen.plan, spec, weights, folder, lookahead, shelf)
+    defaults = lookahead.defaults
+    vectors = None if defaults is None else defaults.vectors
+    desk = Substitutes(chosen.plan, shelf, spec.moe_layers, vectors, routes, allowance=chosen.allowance)
+    return Quality(chosen, desk, () if routes is None else (routes,))
+
+
+def find_lookahead(spec: ModelSpec, weights: ModelWeights, *places: Path) -> RouterLookahead:
+    """The model's own, with default vectors where somebody has measured them: beside the model, or in one of `places`
+    itself."""
+    routers = routers_of_weights(spec, weights)
+    for place in places:
+        shipped = for_model(place)
+        file = place / "lookahead.safetensors" if shipped is None else shipped.files.get("lookahead")
+        if file is not None and file.is_file():
+            found = files.load(file, routers)
+            if isinstance(found, RouterLookahead):
+                return found
+    shared = all(spec.moe(layer).shared_width for layer in spec.moe_layers)
+    return RouterLookahead(routers, shared=shared)
+
+
+def committing(
+    plan: QualityPlan, spec: ModelSpec, weights: ModelWeights, folder: Path, lookahead: RouterLookahead
+) -> dict[int, LogitPredictor]:
+    """Who says the route of each layer that is committed to. The weights of `commit` are a router's; for `commit-true`,
+    which needs the experts alone, a trained head is asked where there is one."""
+    shipped = for_model(folder)
+    head_file = None if shipped is None else shipped.heads().get(plan.horizon)
+    head = None if head_file is None else files.load(head_file, routers_of_weights(spec, weights))
+    trained = head if isinstance(head, LogitPredictor) else lookahead
+    return {
+        number: trained if ranks[0] is MissPolicy.COMMIT_TRUE else lookahead
+        for number, ranks in plan.rows()
+        if ranks[0] in OF_A_LAYER and number >= plan.horizon
+    }
+
+
+def _commits(
+    plan: QualityPlan, spec: ModelSpec, weights: ModelWeights, folder: Path, lookahead: RouterLookahead,
+    shelf: Impatient,
+) -> CommittedRoutes | None:  # fmt: skip
+    if not plan.used & set(OF_A_LAYER):
+        return None
+    geometry = geometry_of(spec)
+    if geometry is None or plan.horizon not in lookahead.horizons:
+        raise ConfigError(
+            f"nothing says the routes of this model {plan.horizon} layers ahead", fix="use surrogate, patch or drop"
+        )
+
+    def send(layer: int, experts: Tensor) -> None:
+        routed = experts.cpu().numpy()
+        shelf.send_for(layer, best_ranks(routed, shelf.missing(layer, routed)))
+
+    renormalise = spec.moe(spec.moe_layers[0]).renormalise
+    predictors = committing(plan, spec, weights, folder, lookahead)
+    return CommittedRoutes(
+        predictors, geometry, spec.moe_layers, renormalise=renormalise, horizon=plan.horizon, send=send
+    )
+
+
+def _read_plan(file: Path, spec: ModelSpec) -> QualityPlan:
+    try:
+        plan = QualityPlan.from_json(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as problem:
+        raise InputError(f"{file} cannot be read as a quality plan: {problem}", fix="see docs/quality.md") from None
+    shape = (len(spec.moe_layers), spec.moe(spec.moe_layers[0]).top_k)
+    if (len(plan.policies), len(plan.policies[0])) != shape:
+        raise ConfigError(
+            f"{file} is for {len(plan.policies)} layers and {len(plan.policies[0])} ranks",
+            fix=f"this model has {shape[0]} layers with experts and {shape[1]} ranks",
+        )
+    return plan

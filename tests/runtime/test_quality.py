@@ -1,0 +1,154 @@
+"""The setting `quality` in a running engine: exact unless told otherwise, and told when it is not."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steerpipe import Pipeline
+from steerpipe.core.config import EngineConfig, load_config
+from steerpipe.core.errors import ConfigError, InputError
+from steerpipe.core.events import Completion
+from steerpipe.core.quality import MissPolicy, QualityPlan
+from steerpipe.core.timeline import Timeline
+from steerpipe.runtime.quality import choose, refuse_on_gpu
+from steerpipe.tiny import write_tiny
+
+PROMPT = "The dog"
+LOSSY = ("drop", "surrogate", "patch", "commit", "commit-true", "high", "balanced", "fast")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("quality") / "model"
+    write_tiny("olmoe", folder)
+    return folder
+
+
+def opened(model: Path | None = None, **settings: Any) -> Pipeline:
+    return Pipeline(model, **{"dtype": "float32", "threads": 1, "profile": False, "fast_memory": "12.5%"} | settings)
+
+
+def answer(pipe: Pipeline, tokens: int = 12) -> Completion:
+    return pipe.generate(PROMPT, raw=True, temperature=0.0, max_tokens=tokens, ignore_eos=True, logprobs=0)
+
+
+def waits_after_the_prompt(**settings: Any) -> tuple[int, Completion]:
+    timeline = Timeline()
+    with opened(timeline=timeline, pace="20MB", **settings) as pipe:
+        stream = pipe.stream(PROMPT, raw=True, temperature=0.0, max_tokens=12, ignore_eos=True)
+        events = iter(stream)
+        next(events)
+        before = len(timeline.spans("stream 0: waits"))
+        for _ in events:
+            pass
+        assert before  # the prompt waits: it is exact
+        return len(timeline.spans("stream 0: waits")) - before, stream.completion
+
+
+def test_fast_puts_no_wait_on_the_compute_stream_in_decode() -> None:
+    waits, completion = waits_after_the_prompt(quality="fast")
+    assert waits == 0
+    assert completion.substituted is not None and completion.substituted.share > 0.05
+    assert completion.substituted.uses == 11 * 24 * 4
+
+
+def test_the_exact_engine_does_wait_there() -> None:
+    waits, completion = waits_after_the_prompt()
+    assert waits > 10 and completion.substituted is None
+
+
+@pytest.mark.parametrize("quality", LOSSY)
+def test_prompts_are_exact_and_every_answer_says_what_was_substituted(quality: str) -> None:
+    with opened(fast_memory="100%") as whole:
+        exact = answer(whole)
+    with opened(quality=quality) as pipe:
+        first, second = answer(pipe), answer(pipe)
+    assert first.logprobs[0] == exact.logprobs[0]
+    assert first.substituted is not None and second.substituted is not None
+    assert first.substituted.uses == second.substituted.uses == 11 * 24 * 4  # of its own, not of both
+    assert 0 < first.substituted.share < 1
+    priced = quality in ("high", "balanced", "fast")
+    assert (first.substituted.nats > 0) == priced
+
+
+def test_an_answer_that_is_exact_by_name_is_the_exact_answer() -> None:
+    with opened(fast_memory="100%") as whole, opened(quality="wait") as waiting, opened() as plain:
+        assert waiting.quality is None and plain.quality is None
+        assert answer(whole).logprobs == answer(waiting).logprobs == answer(plain).logprobs
+
+
+def test_where_every_expert_is_resident_nothing_is_substituted() -> None:
+    with opened(fast_memory="auto", quality="fast") as pipe:
+        assert pipe.quality is None and answer(pipe).substituted is None
+
+
+def test_patches_are_made_good_where_the_link_is_quick() -> None:
+    with opened(quality="patch", fast_memory="25%") as pipe:
+        counts = answer(pipe, tokens=24).substituted
+    assert counts is not None and 0 < counts.patched <= counts.substituted
+
+
+def test_a_batch_is_answered_apart() -> None:
+    with opened(quality="drop") as pipe:
+        both = pipe.generate_batch(["The dog", "A cat sat"], raw=True, max_tokens=6, ignore_eos=True, temperature=0.0)
+    assert [each.substituted and each.substituted.uses for each in both] == [5 * 96, 5 * 96]
+
+
+def test_a_plan_from_a_file_rules_layers_and_ranks(tmp_path: Path) -> None:
+    exact, drops = ["wait"] * 4, ["wait", "wait", "wait", "drop"]
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps({"policies": [exact] * 12 + [drops] * 12}))
+    with opened(quality=str(file)) as pipe:
+        counts = answer(pipe).substituted
+        assert pipe.quality is not None and pipe.quality.chosen.plan.policies[12][3] is MissPolicy.DROP
+    assert counts is not None and 0 < counts.share < 1 / 8
+
+
+@pytest.mark.parametrize("content", ["{", '{"policies": [["drop"]]}', '{"policies": [["dorp"]]}', None])
+def test_a_wrong_plan_is_refused(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "plan.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises((ConfigError, InputError)):
+        opened(quality=str(file))
+
+
+def test_a_model_that_nobody_measured_has_no_dial_but_policies(model: Path, tmp_path: Path) -> None:
+    own = {"fast_memory": "20%", "cache_dir": str(tmp_path)}
+    with pytest.raises(ConfigError, match="nobody has measured") as raised:
+        opened(model, quality="balanced", **own)
+    assert "calibrate" in raised.value.fix
+    with pytest.raises(ConfigError, match="default vectors"):
+        opened(model, quality="surrogate", **own)
+    with opened(model, quality="drop", **own) as pipe:
+        counts = answer(pipe).substituted
+        assert counts is not None and counts.substituted
+    with opened(model, quality="commit", **own) as pipe:
+        assert answer(pipe).substituted is not None
+
+
+def test_cpu_is_refused_with_the_reason_where_there_is_no_gpu() -> None:
+    with pytest.raises(ConfigError, match="computed where they lie anyway"):
+        opened(quality="cpu")
+
+
+def test_a_gpu_refuses_what_is_lossy() -> None:
+    refuse_on_gpu(EngineConfig())
+    refuse_on_gpu(EngineConfig(quality="wait"))
+    with pytest.raises(ConfigError, match="on a GPU"):
+        refuse_on_gpu(EngineConfig(quality="fast"))
+
+
+def test_a_quality_that_does_not_exist_is_told_with_those_that_do() -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_config({"quality": "best"}, {})
+    assert "balanced" in raised.value.fix and "surrogate" in raised.value.fix
+
+
+def test_a_uniform_commit_leaves_the_first_layer_exact() -> None:
+    with opened() as pipe:
+        chosen = choose(EngineConfig(quality="commit"), pipe.spec, pipe.folder, "any")
+    assert chosen is not None and chosen.plan == QualityPlan.uniform(MissPolicy.COMMIT, 24, 4)
+    assert set(chosen.plan.policies[0]) == {MissPolicy.WAIT}
