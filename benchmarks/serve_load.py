@@ -1,10 +1,10 @@
-"""Load on the server: many clients, whole and streamed answers, random cancels, slow readers.
+"""Load on the server: many clients, whole and streamed answers, random cancels, slow readers, drafts.
 
     python benchmarks/serve_load.py --seconds 600 --clients 64 --json benchmarks/results/serve_load.json
 
 Every answer that comes to its end is compared with the same request asked alone before. Prints one JSON object last;
 exit status 1 if an answer was lost, crossed or refused without reason, or if something is left in the engine.
-Needs httpx, which the tests need too.
+Needs httpx and websockets, which the tests need too.
 """
 
 import argparse
@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import WebSocketException
 
 from steerpipe.bench.report import machine, write_json
 from steerpipe.bench.serve_client import Target, own_server
@@ -37,18 +39,25 @@ class Load:
     """What the clients have seen."""
 
     url: str
-    expected: dict[int, str]
+    expected: dict[int, str]  # completions
+    chats: dict[int, str]  # what the same prompts get as chats
     until: float
     counts: Counter[str] = field(default_factory=Counter)
     strange: list[str] = field(default_factory=list)
     memory: list[dict[str, float]] = field(default_factory=list)
 
     def body(self, place: int) -> dict[str, Any]:
-        return {"prompt": PROMPTS[place], "temperature": 0, "max_tokens": 8 + place, "ignore_eos": True}
+        return {"prompt": PROMPTS[place]} | self.settings(place)
 
-    def check(self, place: int, text: str) -> None:
+    def chat(self, place: int) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": PROMPTS[place]}]} | self.settings(place)
+
+    def settings(self, place: int) -> dict[str, Any]:
+        return {"temperature": 0, "max_tokens": 8 + place, "ignore_eos": True}
+
+    def check(self, place: int, text: str, expected: dict[int, str] | None = None) -> None:
         self.counts["answers"] += 1
-        if text != self.expected[place]:
+        if text != (expected or self.expected)[place]:
             self.counts["crossed"] += 1
             self.strange.append(f"prompt {place}: {text!r}")
 
@@ -59,12 +68,14 @@ class Load:
             while time.monotonic() < self.until:
                 place, kind = chance.randrange(len(PROMPTS)), chance.random()
                 try:
-                    if kind < 0.35:
+                    if kind < 0.15:
+                        await self.drafted(place, leaves=kind < 0.05, chance=chance)
+                    elif kind < 0.35:
                         await self.whole(http, place)
                     else:
                         leaves_after = chance.randrange(1, 12) if kind < 0.55 else None
                         await self.streamed(http, place, leaves_after, pause=0.05 if kind > 0.85 else 0.0)
-                except httpx.HTTPError as problem:
+                except (httpx.HTTPError, WebSocketException, OSError) as problem:
                     self.counts["lost"] += 1
                     self.strange.append(f"{type(problem).__name__} {problem}")
 
@@ -93,6 +104,35 @@ class Load:
         else:
             self.counts["lost"] += 1
 
+    async def drafted(self, place: int, *, leaves: bool, chance: random.Random) -> None:
+        """Typed in a few pieces, with a mistake now and then; then sent, or left as it is."""
+        async with connect(self.url.replace("http", "ws") + "/v1/drafts", proxy=None, open_timeout=300) as line:
+            await say(line, {"type": "open"} | self.settings(place))
+            text, at = PROMPTS[place], 0
+            while at < len(text):
+                piece = text[at : at + chance.randrange(1, 9)]
+                edits = [{"at": at, "insert": "#"}, {"at": at, "remove": 1, "insert": piece}]
+                await say(line, {"type": "edit", "edits": edits})
+                at += len(piece)
+                await asyncio.sleep(chance.random() * 0.1)
+            if leaves:
+                self.counts["drafts left"] += 1
+                return
+            await say(line, {"type": "submit", "text": text})
+            answer = ""
+            async for raw in line:
+                message = json.loads(raw)
+                if message["type"] == "chunk":
+                    answer += "".join(each["delta"].get("content", "") for each in message["chunk"]["choices"])
+                elif message["type"] in ("done", "error"):
+                    break
+            if message["type"] != "done":
+                self.counts["lost"] += 1
+                self.strange.append(f"draft {place}: {message}")
+                return
+        self.counts["drafts answered"] += 1
+        self.check(place, answer, self.chats)
+
     def accepted(self, answer: httpx.Response) -> bool:
         if answer.status_code != 200:
             self.counts[f"status {answer.status_code}"] += 1
@@ -106,6 +146,10 @@ class Load:
             sizes = {name: found.get(MEMORY.format(name), 0.0) for name in ("server", "engine")}
             self.memory.append({"seconds": time.monotonic() - began, **sizes})
             await asyncio.sleep(SAMPLE_SECONDS)
+
+
+async def say(line: ClientConnection, message: dict[str, Any]) -> None:
+    await line.send(json.dumps(message))
 
 
 def quantile(before: dict[str, float], after: dict[str, float], share: float) -> float:
@@ -135,11 +179,13 @@ async def settle(target: Target) -> dict[str, float]:
 
 async def run(target: Target, clients: int, seconds: float) -> dict[str, Any]:
     url = f"http://{target.host}:{target.port}"
-    load = Load(url, {}, 0.0)
+    load = Load(url, {}, {}, 0.0)
     async with httpx.AsyncClient(base_url=url, timeout=300) as http:
         for place in range(len(PROMPTS)):
             answer = await http.post("/v1/completions", json=load.body(place))
             load.expected[place] = answer.raise_for_status().json()["choices"][0]["text"]
+            answer = await http.post("/v1/chat/completions", json=load.chat(place))
+            load.chats[place] = answer.raise_for_status().json()["choices"][0]["message"]["content"]
     before = await asyncio.to_thread(target.metrics)
     load.until = time.monotonic() + seconds
     await asyncio.gather(load.watch(target), *(load.client(number) for number in range(clients)))

@@ -60,7 +60,7 @@ def serving(folder: Path, settings: dict[str, Any] | None = None, **engine: Any)
         ready.set()
 
     config = load_config({"dtype": "float32", "threads": 1, "profile": False} | engine, environ={})
-    server = Serving(str(folder), config, ServerSettings(port=0, **(settings or {})), announce)
+    server = Serving(str(folder), config, ServerSettings(**({"port": 0} | (settings or {}))), announce)
     problems: list[BaseException] = []
 
     def run() -> None:

@@ -17,7 +17,10 @@ from steerpipe.server.service import Service
 from steerpipe.server.settings import ServerSettings
 from tests.server.running import LIMIT_SECONDS, Running
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/prewarm", "/tokenize", "/detokenize", "/v1/models/{model}")
+PATHS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/prewarm", "/tokenize", "/detokenize", "/prediction",
+    "/v1/models/{model}",
+)  # fmt: skip
 EXAMPLES = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 MANY = settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
 

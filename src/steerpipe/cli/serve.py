@@ -28,6 +28,9 @@ def serve(
     max_body: Annotated[str, typer.Option(help="largest body of a request")] = "4MiB",
     timeout: Annotated[float, typer.Option(help="seconds for a whole request, waiting included")] = 600.0,
     grace: Annotated[float, typer.Option(help="seconds that running requests get at the end")] = 30.0,
+    drafts: Annotated[
+        bool, typer.Option("--drafts/--no-drafts", help="work on prompts while they are typed (WebSocket)")
+    ] = True,
     max_batch: Annotated[int | None, typer.Option(help="answers computed together; 1: one after the other")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
@@ -66,6 +69,7 @@ def serve(
             host=host, port=port, api_keys=tuple(api_key) if api_key else read_api_keys(), model_name=model_name,
             allowed_hosts=tuple(allowed_host or ()), cors_origins=tuple(cors_origin or ()), max_queue=max_queue,
             max_body_bytes=parse_bytes(max_body), timeout_seconds=timeout, grace_seconds=grace,
+            drafts=drafts,
         )  # fmt: skip
         engine = load_config(flags, file=config)
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
@@ -82,6 +86,7 @@ def _need_server() -> None:
     try:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
+        import websockets  # noqa: F401
     except ModuleNotFoundError as missing:
         raise ConfigError(f"{missing.name} is not installed", fix="pip install 'steerpipe[server]'") from None
 
@@ -90,7 +95,7 @@ def _announce(address: str, service: "Service") -> None:
     keys, facts = len(service.settings.api_keys), service.asker.facts
     who = f"{keys} API key{'s' if keys > 1 else ''}" if keys else "no API key"
     room = f"{facts.max_batch} answers at once, {facts.max_context} tokens each"
-    print(f"{service.name} at {address}/v1 · {who} · {room}", flush=True)
+    print(f"{service.name} at {address}/v1 · {who} · {room} · page at {address}", flush=True)
 
 
 def _error_of(failure: "Failure") -> SteerpipeError:

@@ -52,7 +52,7 @@ class Answering:
         try:
             await unless_left(http, self._run_through())
         finally:
-            self._close()
+            self.close()
         return self.outcomes
 
     async def respond(self, http: Request, writer: Writer) -> Response:
@@ -62,28 +62,35 @@ class Answering:
                 return json_response(writer.whole(await self.gather(http)))
             first = await unless_left(http, anext(self._words))  # what fails at once still gets a status of its own
         except ClientLeftError:
-            self._close()
+            self.close()
             return Response(status_code=_CLIENT_LEFT)
         except BaseException:
-            self._close()
+            self.close()
             raise
-        return EventStream(self._chunks(first, writer), self._close)
+        return EventStream(self._chunks(first, writer), self.close)
 
     async def _run_through(self) -> None:
         async for _ in self._words:
             pass
 
-    async def _chunks(self, first: tuple[int, Word], writer: Writer) -> AsyncGenerator[bytes, None]:
+    async def objects(self, writer: Writer) -> AsyncGenerator[dict[str, Any], None]:
+        """Chunks as they come, for whoever has another way to send them than HTTP. Raises ApiError."""
         try:
             for chunk in writer.opening():
-                yield self._event(chunk)
-            for chunk in self._said(*first, writer):
-                yield self._event(chunk)
+                yield self._chunk(chunk)
             async for place, word in self._words:
                 for chunk in self._said(place, word, writer):
-                    yield self._event(chunk)
+                    yield self._chunk(chunk)
             if self._asked.include_usage:
-                yield event(writer.closing(self.outcomes))
+                yield writer.closing(self.outcomes)
+        finally:
+            self.close()
+
+    async def _chunks(self, first: tuple[int, Word], writer: Writer) -> AsyncGenerator[bytes, None]:
+        self._words = _after(first, self._words)
+        try:
+            async for chunk in self.objects(writer):
+                yield event(chunk)
             yield DONE
         except ApiError as error:  # the status is gone out already: the error is the last event
             yield event(error.body())
@@ -98,8 +105,8 @@ class Answering:
             else:
                 yield from writer.token(place, word.event)
 
-    def _event(self, chunk: dict[str, Any]) -> bytes:
-        return event(chunk | {"usage": None} if self._asked.include_usage else chunk)
+    def _chunk(self, chunk: dict[str, Any]) -> dict[str, Any]:
+        return chunk | {"usage": None} if self._asked.include_usage else chunk
 
     async def _counted(self, deadline: float) -> AsyncIterator[tuple[int, Word]]:
         """The engine's words, each put where it belongs. Raises ApiError."""
@@ -120,9 +127,15 @@ class Answering:
         elif isinstance(word.event, TokenEvent):
             self._clock.token(place)
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """Cancels what still runs. Twice is once."""
         if self._group.open_count:
             self._metrics.finished["cancelled"] += self._group.open_count
         self._group.close()
         self._clock.end()
+
+
+async def _after(first: tuple[int, Word], rest: AsyncIterator[tuple[int, Word]]) -> AsyncIterator[tuple[int, Word]]:
+    yield first
+    async for each in rest:
+        yield each

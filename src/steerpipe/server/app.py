@@ -9,22 +9,27 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.websockets import WebSocket
 
 from steerpipe import __version__
 from steerpipe.server.answering import Writer
 from steerpipe.server.asking import Asked, Asker
 from steerpipe.server.chat import ChatWriter
 from steerpipe.server.completions import CompletionWriter
-from steerpipe.server.events import ClientLeftError
+from steerpipe.server.draft_line import DraftLine
+from steerpipe.server.events import ClientLeftError, EventStream
 from steerpipe.server.exposition import CONTENT_TYPE, counter, expose
 from steerpipe.server.faults import ApiError, json_response
+from steerpipe.server.frontpage import add_page
 from steerpipe.server.guard import Guard
+from steerpipe.server.live import prediction_json
 from steerpipe.server.metrics import engine_families, process_families
 from steerpipe.server.openapi import describe
 from steerpipe.server.outcomes import figures_json, usage_json
 from steerpipe.server.properties import model_json, properties_json
 from steerpipe.server.schema import (
     DetokenizeRequest,
+    PredictionRequest,
     PrewarmRequest,
     TokenizeRequest,
     parse_chat,
@@ -39,6 +44,9 @@ def build_app(service: Service) -> FastAPI:
     add_answer_routes(app, service)
     add_text_routes(app, service)
     add_state_routes(app, service)
+    add_live_routes(app, service)
+    add_draft_routes(app, service)
+    add_page(app)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
@@ -154,6 +162,38 @@ def add_state_routes(app: FastAPI, service: Service) -> None:
             families += engine_families(observed, facts)
         families += process_families({"server": os.getpid(), "engine": service.link.process_id})
         return Response(expose(families), media_type=CONTENT_TYPE)
+
+
+def add_live_routes(app: FastAPI, service: Service) -> None:
+    """What somebody who looks on wants."""
+
+    @app.get("/live", include_in_schema=False)
+    async def live() -> Response:
+        return EventStream(service.gallery.enter(), lambda: None)
+
+    @app.get("/prediction")
+    async def prediction() -> Response:
+        service.asker  # noqa: B018  raises while there is no model
+        return json_response(prediction_json(await service.link.observe()))
+
+    @app.post("/prediction")
+    async def switch(http: Request) -> Response:
+        service.asker  # noqa: B018  raises while there is no model
+        body = parse_plain(await service.read_json(http), PredictionRequest)
+        service.link.switch_prediction(body.on)
+        return json_response(prediction_json(await service.link.observe()))
+
+
+def add_draft_routes(app: FastAPI, service: Service) -> None:
+    """Where typing enters."""
+
+    @app.websocket("/v1/drafts")
+    async def drafts(socket: WebSocket) -> None:
+        if not service.settings.drafts:
+            refused = ApiError(403, "drafts are switched off here; send the message when it is complete")
+            await socket.send_denial_response(refused.response())
+            return
+        await DraftLine(socket, service).run()
 
 
 async def _api_error(_: Request, error: Exception) -> Response:

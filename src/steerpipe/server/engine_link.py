@@ -6,7 +6,7 @@ Everything here runs on the event loop.
 import asyncio
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 from steerpipe.core.config import EngineConfig
@@ -15,6 +15,9 @@ from steerpipe.server.answers import AnswerGroup
 from steerpipe.server.engine_child import Child
 from steerpipe.server.messages import (
     Cancel,
+    CloseDraft,
+    DraftName,
+    EditDraft,
     Ended,
     Failed,
     Failure,
@@ -24,10 +27,13 @@ from steerpipe.server.messages import (
     Loading,
     Observe,
     Observed,
+    OpenDraft,
     Ready,
     Stepped,
     Submit,
+    SwitchPrediction,
     Ticket,
+    Warmed,
 )
 
 log = logging.getLogger("steerpipe.server")
@@ -61,8 +67,11 @@ class EngineLink:
         self._groups: dict[Ticket, AnswerGroup] = {}
         self._held: list[Submit] = []  # until the engine is ready
         self._observers: list[asyncio.Future[Observed | None]] = []
+        self._predicts = True  # unless somebody switched it off
         self._settled = asyncio.Event()  # the first attempt to load has ended
         self._failures = 0  # attempts to load in a row
+        self.on_ready: Callable[[], None] = lambda: None  # after every start of an engine
+        self.on_warmed: Callable[[Warmed], None] = lambda _: None
         self._child: Child | None = None
         self._again: asyncio.TimerHandle | None = None
 
@@ -91,24 +100,35 @@ class EngineLink:
         await self._settled.wait()
         return self.failure
 
-    def submit(self, requests: Sequence[Request]) -> AnswerGroup:
-        """One sequence per request, all in one group."""
+    def submit(self, requests: Sequence[Request], draft: DraftName | None = None) -> AnswerGroup:
+        """One sequence per request, all in one group. `draft` has become the only one of them."""
         tickets = [Ticket(next(self._numbers)) for _ in requests]
         group = AnswerGroup(tickets, self._cancel, requests[0].scope)
         for ticket, request in zip(tickets, requests, strict=True):
             self._groups[ticket] = group
-            self._hand_over(Submit(ticket, request))
+            self._hand_over(Submit(ticket, request, draft))
         if self.state is EngineState.STOPPED:
             self._fail_all(STOPPED)
         return group
 
-    async def observe(self) -> Observed | None:
-        """What the engine counts, as of its next step; None while there is no engine."""
+    def tell(self, message: OpenDraft | EditDraft | CloseDraft) -> None:
+        """To the engine if there is one; the next is told by whoever listens to `on_ready`."""
+        if self.state is EngineState.READY and self._child is not None:
+            self._child.send(message)
+
+    def switch_prediction(self, on: bool) -> None:
+        """Of this engine and of those that follow it."""
+        self._predicts = on
+        if self.state is EngineState.READY and self._child is not None:
+            self._child.send(SwitchPrediction(on))
+
+    async def observe(self, *, watching: bool = False) -> Observed | None:
+        """What the engine counts, as of its next step; None while there is no engine. `watching`: see Observe."""
         if self.state is not EngineState.READY or self._child is None:
             return None
         future: asyncio.Future[Observed | None] = asyncio.get_running_loop().create_future()
         self._observers.append(future)
-        self._child.send(Observe())
+        self._child.send(Observe(watching))
         return await future
 
     def end_all(self) -> None:
@@ -148,6 +168,8 @@ class EngineLink:
             self._deliver(message)
         elif isinstance(message, Observed):
             self._answer_observer(self._observers.pop(0), message)
+        elif isinstance(message, Warmed):
+            self.on_warmed(message)
         elif isinstance(message, Loading):
             self.loaded_bytes = (message.done_bytes, message.total_bytes)
         elif isinstance(message, LoadFailed):
@@ -167,6 +189,9 @@ class EngineLink:
         self.facts, self.failure, self._failures = message, None, 0
         self._model = message.folder  # a hub name is not looked up again
         self.state = EngineState.READY
+        if not self._predicts:
+            child.send(SwitchPrediction(False))
+        self.on_ready()
         for held in self._held:
             child.send(held)
         self._held.clear()

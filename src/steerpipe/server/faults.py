@@ -1,7 +1,7 @@
 """Errors as OpenAI's clients expect them: a status, and a body that says what is wrong and what to do."""
 
 import json
-from typing import Any
+from typing import Any, NoReturn
 
 from starlette.responses import Response
 
@@ -47,6 +47,21 @@ def api_error(error: SteerpipeError | Failure, *, param: str | None = None) -> A
     status = _STATUS[error.kind]
     retry_after_seconds = 1 if status == 503 else None
     return ApiError(status, f"{error.what}; {error.fix}", param=param, retry_after_seconds=retry_after_seconds)
+
+
+def parse_json(text: str | bytes, what: str) -> Any:
+    """Strict JSON. Raises ApiError."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ApiError(400, f"{what} is nested too deeply") from None
+    except ValueError as problem:  # JSON, UTF-8, or an integer of thousands of digits
+        place = f" at character {problem.pos}" if isinstance(problem, json.JSONDecodeError) else ""
+        raise ApiError(400, f"{what} is not valid JSON{place}") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
 
 
 def to_json(content: object) -> bytes:

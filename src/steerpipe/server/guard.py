@@ -11,16 +11,20 @@ import logging
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from steerpipe.server.faults import ApiError
+from steerpipe.server.frontpage import PATHS as PAGE_PATHS
 from steerpipe.server.service import Service
+from steerpipe.server.settings import ServerSettings
 
 log = logging.getLogger("steerpipe.server")
-_OPEN = frozenset({"/health"})  # says nothing but whether the server is ready
+_OPEN = PAGE_PATHS | {"/health"}  # says nothing but whether the server is ready
 _UNLOGGED = frozenset({"/health", "/metrics"})  # asked every few seconds
 _EVERYBODY = "everybody"
 
@@ -33,6 +37,9 @@ class Guard:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._socket(WebSocket(scope, receive, send))
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -50,20 +57,37 @@ class Guard:
             await self._app(scope, receive, counted)
         except ApiError as error:
             await error.response()(scope, receive, counted)
-        except Exception as problem:  # noqa: BLE001  a mistake of ours; its message may quote a prompt: it is not logged
-            frames = traceback.extract_tb(problem.__traceback__)[-3:]
-            places = " < ".join(f"{frame.filename}:{frame.lineno}" for frame in reversed(frames))
-            log.error("%s in %s", type(problem).__name__, places)
+        except Exception as problem:  # noqa: BLE001  a mistake of ours
+            _log_mistake(problem)
             if not status:
                 await ApiError(500, "the server made a mistake; its log says where").response()(scope, receive, counted)
         finally:
             taken_ms = (time.perf_counter() - began) * 1e3
             if scope["path"] not in _UNLOGGED:
-                path = scope["path"][:80].encode("unicode_escape").decode()  # no line breaks of a client's in the log
-                log.info("%s %s %s %.0f ms", scope["method"], path, status or "left", taken_ms)
+                log.info("%s %s %s %.0f ms", scope["method"], _shown(scope["path"]), status or "left", taken_ms)
 
-    def _admit(self, path: str, headers: Mapping[str, str]) -> str:
-        """The scope of whoever asks."""
+    async def _socket(self, socket: WebSocket) -> None:
+        """Refused with a status and a message, before it is a WebSocket."""
+        began = time.perf_counter()
+        try:
+            headers = socket.headers
+            keyless = "authorization" not in headers  # a browser cannot send it: then the first message has the key
+            socket.state.user = self._admit(socket.url.path, headers, keyless=keyless)
+        except ApiError as error:
+            self._service.metrics.http[str(error.status)] += 1
+            await socket.send_denial_response(error.response())
+            return
+        try:
+            await self._app(socket.scope, socket.receive, socket.send)
+        except Exception as problem:  # noqa: BLE001  a mistake of ours
+            _log_mistake(problem)
+            with suppress(RuntimeError, OSError):  # it is gone already
+                await socket.close(1011, "the server made a mistake; its log says where")
+        finally:
+            log.info("WebSocket %s %.0f ms", _shown(socket.url.path), (time.perf_counter() - began) * 1e3)
+
+    def _admit(self, path: str, headers: Mapping[str, str], *, keyless: bool = False) -> str:
+        """The scope of whoever asks; empty if they are to show their key later (`keyless`)."""
         settings, host = self._service.settings, headers.get("host", "")
         if not is_allowed_host(host, settings.allowed_hosts):
             raise ApiError(
@@ -76,16 +100,33 @@ class Guard:
             )
         if path in _OPEN or not settings.api_keys:
             return _EVERYBODY
-        return self._user(headers.get("authorization", ""))
+        if keyless:
+            return ""
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        return user_of(key.strip() if scheme.lower() == "bearer" else "", settings)
 
-    def _user(self, authorization: str) -> str:
-        scheme, _, key = authorization.partition(" ")
-        given = key.strip().encode()
-        known = [each.encode() for each in self._service.settings.api_keys]
-        matches = [hmac.compare_digest(given, each) for each in known]  # all of them: the time tells nothing
-        if scheme.lower() != "bearer" or True not in matches:
-            raise ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
-        return f"key {matches.index(True)}"
+
+def user_of(key: str, settings: ServerSettings) -> str:
+    """The scope of whoever has this key. Raises ApiError."""
+    if not settings.api_keys:
+        return _EVERYBODY
+    given = key.encode("utf-8", "backslashreplace")
+    matches = [hmac.compare_digest(given, each.encode()) for each in settings.api_keys]  # all: the time tells nothing
+    if True not in matches:
+        raise ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+    return f"key {matches.index(True)}"
+
+
+def _log_mistake(problem: Exception) -> None:
+    """Its kind and place. Its message may quote a prompt: it is not logged."""
+    frames = traceback.extract_tb(problem.__traceback__)[-3:]
+    places = " < ".join(f"{frame.filename}:{frame.lineno}" for frame in reversed(frames))
+    log.error("%s in %s", type(problem).__name__, places)
+
+
+def _shown(path: str) -> str:
+    """Without line breaks of a client's in the log."""
+    return path[:80].encode("unicode_escape").decode()
 
 
 def is_allowed_host(header: str, allowed: tuple[str, ...]) -> bool:

@@ -12,10 +12,15 @@ from steerpipe.core.events import FinishReason, PromptEvent, Timings, TokenEvent
 from steerpipe.core.sampling import SamplingSettings
 from steerpipe.engine.engine import EngineLoad
 from steerpipe.engine.request import Request
+from steerpipe.engine.tokenizer import ChatMessage
+from steerpipe.intake.edits import DraftEdit
+from steerpipe.runtime.drafts import Warmth
 from steerpipe.runtime.memory import MemoryRow
+from steerpipe.runtime.prediction_state import PredictionState
 from steerpipe.transfer.counters import LadderCounters
 
 Ticket = NewType("Ticket", int)  # one sequence, as the server calls it; never used twice
+DraftName = NewType("DraftName", int)  # one unfinished prompt, likewise
 
 
 # --- to the engine
@@ -23,8 +28,11 @@ Ticket = NewType("Ticket", int)  # one sequence, as the server calls it; never u
 
 @dataclass(frozen=True, slots=True)
 class Submit:
+    """`draft`: the request is what that draft has become, and ends it."""
+
     ticket: Ticket
     request: Request
+    draft: DraftName | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +44,42 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Observe:
-    """Asks for one Observed."""
+    """Asks for one Observed. `watching`: somebody looks at the map, so from now on routing is noted for a while."""
+
+    watching: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchPrediction:
+    """Experts are moved before they are needed, or are not."""
+
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDraft:
+    """The user's next turn after `messages` is being typed; it will be answered with these settings."""
+
+    name: DraftName
+    scope: str
+    messages: tuple[ChatMessage, ...]
+    settings: SamplingSettings
+    batched: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EditDraft:
+    """Edits that fit the text; their times are on `time.monotonic`, which both processes share."""
+
+    name: DraftName
+    edits: tuple[DraftEdit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CloseDraft:
+    """The draft is given up, and nothing of it stays."""
+
+    name: DraftName
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +87,7 @@ class Stop:
     """Ends the process: running sequences are dropped, what was learnt is saved."""
 
 
-ToEngine = Submit | Cancel | Observe | Stop
+ToEngine = Submit | Cancel | Observe | SwitchPrediction | OpenDraft | EditDraft | CloseDraft | Stop
 
 
 # --- from the engine
@@ -147,9 +190,21 @@ OVERHEAD_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.0
 
 @dataclass(frozen=True, slots=True)
 class Observed:
+    """`map`: see `runtime.view`. `prediction`: None where nothing is ever predicted."""
+
     load: EngineLoad
     experts: LadderCounters | None
     times: StepTimes
+    map: tuple[str, ...]
+    prediction: PredictionState | None
 
 
-FromEngine = Loading | Ready | LoadFailed | Stepped | Observed
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """How well a draft is prepared now."""
+
+    name: DraftName
+    warmth: Warmth
+
+
+FromEngine = Loading | Ready | LoadFailed | Stepped | Observed | Warmed

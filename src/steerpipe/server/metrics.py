@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from steerpipe.runtime.view import count_places
 from steerpipe.server.exposition import Family, Histogram, counter, gauge, histogram
 from steerpipe.server.messages import OVERHEAD_SECONDS, Ended, Observed, Ready
+from steerpipe.server.prediction_metrics import prediction_families
 from steerpipe.transfer.counters import LadderCounters
 
 _PAGE_BYTES = 4096
@@ -105,8 +107,12 @@ def engine_families(observed: Observed, facts: Ready) -> Iterator[Family]:
     yield histogram(f"{name}scheduler_overhead_seconds", "The rest of a step, while its thread ran.", overhead)
     where = {f"{row.what} ({row.where})": float(row.size_bytes) for row in facts.memory}
     yield gauge(f"{name}memory_bytes", "What lies where, as planned.", where, "what")
+    yield gauge(f"{name}experts", "Experts by the best place that holds them.", dict(count_places(observed.map)),
+                "place")  # fmt: skip
     if observed.experts is not None:
         yield from _expert_families(observed.experts)
+    if observed.prediction is not None:
+        yield from prediction_families(observed.prediction, observed.experts)
 
 
 def _expert_families(counters: LadderCounters) -> Iterator[Family]:

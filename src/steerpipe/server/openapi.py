@@ -11,6 +11,7 @@ from steerpipe.server.schema import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    PredictionRequest,
     PrewarmRequest,
     TokenizeRequest,
 )
@@ -21,6 +22,7 @@ _BODIES: dict[str, type[BaseModel]] = {
     "/v1/prewarm": PrewarmRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
+    "/prediction": PredictionRequest,
 }
 _ERROR = {
     "type": "object",
@@ -53,8 +55,8 @@ def describe(app: FastAPI) -> dict[str, Any]:
     schemas = found.setdefault("components", {}).setdefault("schemas", {})
     schemas.update(bodies["$defs"] | {"Error": _ERROR})
     for path, operations in found["paths"].items():
-        for operation in operations.values():
-            if path in _BODIES:
+        for method, operation in operations.items():
+            if path in _BODIES and method == "post":
                 schema = {"$ref": template.format(model=_BODIES[path].__name__)}
                 operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
             operation["responses"].pop("422", None)

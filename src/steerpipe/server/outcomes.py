@@ -94,5 +94,17 @@ def experts_json(counters: LadderCounters | None) -> dict[str, Any] | None:
         "read_bytes": counters.read_bytes,
         "stall_ms": round(counters.stall_seconds * 1e3, 3),
         "late_ms": round(counters.late_seconds * 1e3, 3),
+        "saved_ms": saved_ms(counters),
         "by_reason": {name: asdict(getattr(counters, name)) for name in ("demand", "prefetch", "draft")},
     }
+
+
+def saved_ms(counters: LadderCounters) -> float | None:
+    """An estimate: every guess that was there in time would have waited as long as a miss did, on average, meanwhile.
+
+    Null where nothing was missing: then nobody knows what a miss costs.
+    """
+    if not counters.misses:
+        return None
+    guessed = counters.prefetch.hits + counters.draft.hits
+    return round(guessed * counters.stall_seconds / counters.misses * 1e3, 3)

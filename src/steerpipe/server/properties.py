@@ -39,5 +39,6 @@ def properties_json(service: Service) -> dict[str, Any]:
             "max_body_bytes": settings.max_body_bytes,
             "timeout_seconds": settings.timeout_seconds,
         },
+        "drafts": settings.drafts,
         "engine_restarts": service.link.restarts,
     }

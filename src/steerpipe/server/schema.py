@@ -112,25 +112,31 @@ class DetokenizeRequest(_Body):
     tokens: list[TokenId]
 
 
-Body = TypeVar("Body", bound=_Body)
+class PredictionRequest(_Body):
+    """Whether experts are moved before they are needed."""
+
+    on: bool
+
+
+Body = TypeVar("Body", bound=BaseModel)
 
 
 def parse_chat(raw: Any) -> ChatRequest:
     kept = fields.applied_fields(_object(raw), ChatRequest, neutral=fields.NEUTRAL_CHAT, inert=fields.INERT_CHAT)
-    return _validate(ChatRequest, kept | {"messages": _messages(kept.get("messages"))})
+    return validate(ChatRequest, kept | {"messages": _messages(kept.get("messages"))})
 
 
 def parse_completion(raw: Any) -> CompletionRequest:
     kept = fields.applied_fields(
         _object(raw), CompletionRequest, neutral=fields.NEUTRAL_COMPLETION, inert=fields.INERT_COMPLETION
     )
-    return _validate(CompletionRequest, kept)
+    return validate(CompletionRequest, kept)
 
 
 def parse_plain(raw: Any, model: type[Body]) -> Body:
     """A body of our own, without inert or neutral fields but those of its messages."""
     kept = fields.applied_fields(_object(raw), model, neutral={})
-    return _validate(model, kept | {"messages": _messages(kept["messages"])} if "messages" in kept else kept)
+    return validate(model, kept | {"messages": _messages(kept["messages"])} if "messages" in kept else kept)
 
 
 def _messages(messages: Any) -> Any:
@@ -153,7 +159,7 @@ def _object(raw: Any) -> dict[str, Any]:
     return raw
 
 
-def _validate(model: type[Body], values: dict[str, Any]) -> Body:
+def validate(model: type[Body], values: dict[str, Any]) -> Body:
     try:
         return model.model_validate(values)
     except ValidationError as problem:
@@ -172,6 +178,7 @@ def _kind(value: object) -> str:
 # pydantic's places name the branches of unions too; of these, only the names of fields mean something to a client
 _MODELS: tuple[type[BaseModel], ...] = (
     ChatRequest, CompletionRequest, Message, TextPart, StreamOptions, PromptCacheOptions, PrewarmRequest,
-    TokenizeRequest, DetokenizeRequest,
+    TokenizeRequest, DetokenizeRequest, PredictionRequest,
 )  # fmt: skip
-_NAMES = frozenset(name for model in _MODELS for name in model.model_fields)
+_OF_DRAFTS = frozenset({"edits", "at", "remove", "insert", "text"})  # see `draft_schema`
+_NAMES = _OF_DRAFTS.union(name for model in _MODELS for name in model.model_fields)

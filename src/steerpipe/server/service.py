@@ -1,22 +1,23 @@
 """What the routes share: the engine, the tokenizer, the counters, and the limits that are kept for all of them."""
 
 import asyncio
-import json
 import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 
 from steerpipe.engine.tokenizer import TextCodec
 from steerpipe.server.answering import Answering
 from steerpipe.server.asking import Asked, Asker
+from steerpipe.server.draft_room import DraftRoom
 from steerpipe.server.engine_link import EngineLink, EngineState
-from steerpipe.server.faults import ApiError, api_error
-from steerpipe.server.messages import Failure
+from steerpipe.server.faults import ApiError, api_error, parse_json
+from steerpipe.server.live import Gallery
+from steerpipe.server.messages import DraftName, Failure
 from steerpipe.server.metrics import Metrics
 from steerpipe.server.pieces import TokenTexts
 from steerpipe.server.settings import ServerSettings
@@ -33,6 +34,8 @@ class Service:
         self.settings = settings
         self.link = link
         self.metrics = Metrics()
+        self.gallery = Gallery(link)
+        self.drafts = DraftRoom(link)
         self.started = int(time.time())
         self.stopping = False
         self.name = settings.model_name or ""
@@ -76,8 +79,8 @@ class Service:
         """Runs what may take as long as a text is, off the event loop."""
         return await self._in_thread(function, *arguments)
 
-    def answering(self, asked: Asked) -> Answering:
-        """Hands a request to the engine. Raises ApiError where the queue is full."""
+    def answering(self, asked: Asked, draft: DraftName | None = None) -> Answering:
+        """Hands a request to the engine, or what a draft has become. Raises ApiError where the queue is full."""
         wanted, room = len(asked.requests), self.asker.facts.max_batch + self.settings.max_queue
         if wanted > room:
             raise ApiError(400, f"the request has {wanted} choices; at most {room} may wait at once", param="n")
@@ -90,7 +93,7 @@ class Service:
                 code="queue_full",
                 retry_after_seconds=self._retry_after_seconds(),
             )
-        group = self.link.submit(asked.requests)
+        group = self.link.submit(asked.requests, draft)
         return Answering(asked, group, self.metrics, self.settings.timeout_seconds)
 
     def head(self, prefix: str) -> dict[str, Any]:
@@ -107,13 +110,7 @@ class Service:
                 body = await self._read(http)
         except TimeoutError:
             raise ApiError(408, f"the body did not come within {_BODY_SECONDS:g} s") from None
-        try:
-            return json.loads(body, parse_constant=_refuse_constant)
-        except RecursionError:
-            raise ApiError(400, "the body is nested too deeply") from None
-        except ValueError as problem:  # JSON, UTF-8, or an integer of thousands of digits
-            place = f" at character {problem.pos}" if isinstance(problem, json.JSONDecodeError) else ""
-            raise ApiError(400, f"the body is not valid JSON{place}") from None
+        return parse_json(body, "the body")
 
     async def _read(self, http: Request) -> bytes:
         limit, parts, size = self.settings.max_body_bytes, [], 0
@@ -134,7 +131,3 @@ class Service:
 
     async def _in_thread(self, function: "Callable[..., Result]", *arguments: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, lambda: function(*arguments))
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")

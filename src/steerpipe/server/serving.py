@@ -53,13 +53,16 @@ class Serving:
         self._announce = announce
         self._service = Service(settings, EngineLink(model, config))
         self._signals = 0
+        logging.getLogger("uvicorn.error").addFilter(_is_no_refusal)
         self._server = _Server(
             uvicorn.Config(
                 build_app(self._service),
                 log_config=None,
                 access_log=False,
                 lifespan="off",
-                ws="none",
+                ws="websockets-sansio",
+                ws_max_size=settings.max_body_bytes,
+                ws_per_message_deflate=False,  # small messages, and nothing to be learnt from their compressed size
                 server_header=False,
                 log_level="warning",  # its access log would hold queries; ours has none
                 timeout_graceful_shutdown=int(_LAST_WORDS_SECONDS),
@@ -106,6 +109,7 @@ class Serving:
     async def _drain(self) -> None:
         """New requests are refused with 503; running ones finish within the grace, or are told that they will not."""
         self._service.stopping = True
+        self._service.gallery.close()
         link, loop = self._service.link, asyncio.get_running_loop()
         until = loop.time() + self._settings.grace_seconds
         while link.open_count and loop.time() < until and self._signals < 2:
@@ -114,6 +118,11 @@ class Serving:
             log.warning("%d sequences are ended by the shutdown", link.open_count)
         link.end_all()
         await asyncio.sleep(_TICK_SECONDS)  # the event loop writes their last words
+
+
+def _is_no_refusal(record: logging.LogRecord) -> bool:
+    """uvicorn takes a WebSocket that was refused with a status for one that was forgotten, and says so."""
+    return "without completing handshake" not in str(record.msg)
 
 
 def _bound(settings: ServerSettings) -> socket.socket:

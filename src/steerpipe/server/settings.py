@@ -18,6 +18,7 @@ class ServerSettings:
     cors_origins: tuple[str, ...] = ()  # web pages of other origins that may ask
     max_queue: int = 256  # sequences that may wait; one more is answered with 429
     max_body_bytes: int = 4 << 20
+    drafts: bool = True  # prompts are worked on while they are typed
     timeout_seconds: float = 600.0  # for a whole request, waiting included
     grace_seconds: float = 30.0  # that running requests get when the server is told to end
 

@@ -12,9 +12,12 @@ from steerpipe.core.events import PromptEvent, SequenceFailed, TokenEvent
 from steerpipe.core.ids import SequenceId
 from steerpipe.engine.engine import Event
 from steerpipe.runtime.pipeline import Pipeline
+from steerpipe.server.draft_desk import DraftDesk
 from steerpipe.server.messages import (
     OVERHEAD_SECONDS,
     Cancel,
+    CloseDraft,
+    EditDraft,
     Ended,
     Failed,
     Failure,
@@ -24,15 +27,18 @@ from steerpipe.server.messages import (
     Loading,
     Observe,
     Observed,
+    OpenDraft,
     Ready,
     Stepped,
     StepTimes,
     Stop,
     Submit,
+    SwitchPrediction,
     Ticket,
     ToEngine,
     Told,
 )
+from steerpipe.server.onlooker import Onlooker
 from steerpipe.transfer.counters import LadderCounters
 
 _PROGRESS_SECONDS = 0.2  # between two messages about loading
@@ -75,6 +81,8 @@ class EngineLoop:
         self._pipe = pipe
         self._engine = pipe.engine
         self._connection = connection
+        self._onlooker = Onlooker(pipe)
+        self._desk = DraftDesk(pipe)
         self._tickets: dict[SequenceId, Ticket] = {}
         self._sequences: dict[Ticket, SequenceId] = {}
         self._before: dict[Ticket, LadderCounters | None] = {}  # the ladder when the sequence was submitted
@@ -86,8 +94,8 @@ class EngineLoop:
     def run(self) -> None:
         """Until a Stop comes, or the server is gone (EOFError)."""
         while True:
-            if self._engine.idle and not self._connection.poll(None):
-                continue
+            if self._engine.idle:
+                self._connection.poll(self._desk.patience())
             before = self._clock()
             told: list[Told | Ended | Failed] = []
             while self._connection.poll(0):
@@ -95,14 +103,21 @@ class EngineLoop:
                 if isinstance(message, Stop):
                     return
                 told += self._obey(message)
+            self._desk.tend()
             stepped = not self._engine.idle
             told += [word for event in self._engine.step() for word in self._words(event)]
             if told:
                 self._send(Stepped(tuple(told)))
             if stepped:
                 self._count(before)
+                self._onlooker.rest()
+                self._desk.stepped()
+            for warmed in self._desk.news():
+                self._send(warmed)
 
-    def _obey(self, message: Submit | Cancel | Observe) -> list[Told | Ended | Failed]:
+    def _obey(
+        self, message: Submit | Cancel | Observe | SwitchPrediction | OpenDraft | EditDraft | CloseDraft
+    ) -> list[Told | Ended | Failed]:
         if isinstance(message, Submit):
             return self._submit(message)
         if isinstance(message, Cancel):
@@ -111,12 +126,23 @@ class EngineLoop:
                 self._engine.discard(sequence)
                 self._forget(sequence)
             return []
+        if isinstance(message, OpenDraft | EditDraft | CloseDraft):
+            self._desk.obey(message)
+            return []
+        if isinstance(message, SwitchPrediction):
+            self._onlooker.switch(message.on)
+            return []
+        if message.watching:
+            self._onlooker.watch()
         self._send(self._observed())
         return []
 
     def _submit(self, message: Submit) -> list[Told | Ended | Failed]:
         try:
-            sequence = self._engine.submit(message.request)
+            if message.draft is None:
+                sequence = self._engine.submit(message.request)
+            else:
+                sequence = self._desk.submit(message.draft, message.request)
         except SteerpipeError as error:
             return [Failed(message.ticket, failure_of(error))]
         self._tickets[sequence] = message.ticket
@@ -153,7 +179,8 @@ class EngineLoop:
             self._overhead_seconds,
             tuple(self._overhead_counts),
         )
-        return Observed(self._engine.load, self._pipe.counters(), times)
+        onlooker = self._onlooker
+        return Observed(self._engine.load, self._pipe.counters(), times, onlooker.map(), onlooker.prediction())
 
     def _clock(self) -> tuple[float, float]:
         """Seconds beside computing: by the clock, and in which this thread ran."""

@@ -1,0 +1,55 @@
+"""`steerpipe report`: one file for a bug report."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from steerpipe.cli.shared import Debug, Json, Model, app, guarded, quiet_transformers
+
+
+@app.command()
+def report(
+    model: Model = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="the file to write")] = Path("steerpipe-report.zip"),
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="what to answer; it is not in the file")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="tokens of the answer")] = 64,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
+    fast_memory: Annotated[str | None, typer.Option(help="slots for experts: auto, 4GiB, or 25% of them")] = None,
+    ram: Annotated[str | None, typer.Option(help="memory for experts in RAM, slots included without a GPU")] = None,
+    pace: Annotated[str | None, typer.Option(help="slow the link to the experts to so many bytes per second")] = None,
+    policy: Annotated[str | None, typer.Option(help="who leaves a slot first: auto, reuse, lfru or lru")] = None,
+    predict: Annotated[str | None, typer.Option(help="move experts before they are needed: auto or off")] = None,
+    cache_dir: Annotated[str | None, typer.Option(help="where packs of checkpoints are kept")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with a table named engine")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write doctor, config, counters, timeline and a replayable trace into one file. No text of a prompt is in it."""
+    flags = {
+        "dtype": dtype, "device": device, "threads": threads, "fast_memory": fast_memory, "ram": ram, "pace": pace,
+        "policy": policy, "predict": predict, "cache_dir": cache_dir, "profile": False,
+    }  # fmt: skip
+
+    def run() -> None:
+        from steerpipe.core.config import load_config
+        from steerpipe.doctor import run_doctor
+        from steerpipe.runtime.report import NEUTRAL_PROMPT, ROUTING, report_run, write_report
+
+        quiet_transformers()
+        done = report_run(model, load_config(flags, file=config), prompt or NEUTRAL_PROMPT, max_tokens)
+        parts = write_report(out, run_doctor().as_json(), done)
+        error = done.facts.get("error")
+        if as_json:
+            print(json.dumps({"file": str(out), "parts": parts, "error": error}))
+            return
+        print(f"{out}: {', '.join(parts)}; no text of a prompt or an answer is in it")
+        if error:
+            print(f"the run failed, and the report says how: {error['kind']}")
+        if ROUTING in parts:
+            print(f"unzip it, then: steerpipe replay {ROUTING} --warmup 8")
+
+    guarded(run, debug)

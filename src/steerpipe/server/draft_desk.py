@@ -1,0 +1,86 @@
+"""Drafts in the engine's process: what is typed comes in, warmth goes out, background work runs in between."""
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+from steerpipe.core.errors import RequestError
+from steerpipe.core.ids import SequenceId
+from steerpipe.engine.request import Request
+from steerpipe.runtime.draft_session import DraftId
+from steerpipe.runtime.drafts import Warmth
+from steerpipe.runtime.pipeline import Pipeline
+from steerpipe.server.messages import CloseDraft, DraftName, EditDraft, OpenDraft, Warmed
+
+_NEWS_SECONDS = 0.1  # at least between two words about the same drafts
+
+
+class DraftDesk:
+    """On the engine's thread. Text arrives checked: what the template or the context refuses is refused at Enter."""
+
+    def __init__(self, pipe: Pipeline) -> None:
+        self._engine = pipe.engine
+        self._drafts = pipe.drafts()
+        self._ids: dict[DraftName, DraftId] = {}
+        self._told: dict[DraftName, Warmth] = {}
+        self._stirred = False  # something may have changed since the last news
+        self._last = 0.0  # when they were told
+
+    def obey(self, message: OpenDraft | EditDraft | CloseDraft) -> None:
+        self._stirred = True
+        own = self._ids.get(message.name)
+        if isinstance(message, OpenDraft):
+            with suppress(RequestError):  # Enter will tell
+                self._ids[message.name] = self._drafts.open(
+                    message.scope, message.messages, settings=message.settings, batched=message.batched
+                )
+        elif own is None:
+            return  # of an engine that is gone
+        elif isinstance(message, EditDraft):
+            self._drafts.edit(own, message.edits)
+        else:
+            self._forget(message.name)
+            self._drafts.close(own)
+
+    def submit(self, name: DraftName, request: Request) -> SequenceId:
+        """Enter. `request` is the same as a whole, for an engine that does not know the draft. Raises RequestError."""
+        own = self._ids.get(name)
+        if own is None:
+            return self._engine.submit(request)
+        self._forget(name)
+        try:
+            return self._drafts.submit(own, settings=request.settings, batched=request.batched)
+        except RequestError:
+            self._drafts.close(own)
+            raise
+
+    def tend(self) -> None:
+        """Between steps: gives the engine background work, if there is any."""
+        if self._ids:
+            self._drafts.tend(time.monotonic())
+
+    def patience(self) -> float | None:
+        """For how many seconds an idle engine may wait for messages; None: for ever."""
+        wakes = [self._drafts.next_wake(), self._last + _NEWS_SECONDS if self._stirred else None]
+        times = [wake for wake in wakes if wake is not None]
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def stepped(self) -> None:
+        """The engine has computed something, perhaps for a draft."""
+        self._stirred = self._stirred or bool(self._ids)
+
+    def news(self) -> Iterator[Warmed]:
+        """Of drafts whose warmth is another than was told, ten times a second at most."""
+        now = time.monotonic()
+        if not self._stirred or now < self._last + _NEWS_SECONDS:
+            return
+        self._stirred, self._last = False, now
+        for name, own in self._ids.items():
+            warmth = self._drafts.warmth(own)
+            if warmth != self._told.get(name):
+                self._told[name] = warmth
+                yield Warmed(name, warmth)
+
+    def _forget(self, name: DraftName) -> None:
+        del self._ids[name]
+        self._told.pop(name, None)
