@@ -105,9 +105,11 @@ def test_no_bit_depends_on_the_order_of_waves() -> None:
 
 
 @pytest.mark.parametrize("tier", [(0.0, 0.0), (0.3, 0.0), (0.0, 1.0)], ids=["disk", "some pinned", "all in RAM"])
-def test_no_bit_depends_on_the_tier(tier: tuple[float, float]) -> None:
-    with open_blocks(model("int4").experts.pack, 0.5, CUDA, *tier) as source:
-        assert torch.equal(drive(model("int4"), source), all_resident("int4"))
+@pytest.mark.parametrize("budget", [0.5, 0.125])
+@pytest.mark.parametrize("form", FORMS)
+def test_no_bit_depends_on_the_tier(form: str, budget: float, tier: tuple[float, float]) -> None:
+    with open_blocks(model(form).experts.pack, budget, CUDA, *tier) as source:
+        assert torch.equal(drive(model(form), source), all_resident(form))
         source.check_integrity()
 
 

@@ -17,7 +17,9 @@ from triton.runtime.jit import JITFunction
 
 from steerpipe.kernels.attention import decode_attention, scratch_for
 from steerpipe.kernels.attention_prefill import prefill_attention
+from steerpipe.kernels.clock import write_time
 from steerpipe.kernels.combine import combine
+from steerpipe.kernels.foretell import Correction, HeadInputs, foretell, look
 from steerpipe.kernels.linear import gated, row_gated_linear, row_linear
 from steerpipe.kernels.norm import rms_norm
 from steerpipe.kernels.rotary import rotate_and_store
@@ -116,9 +118,27 @@ def experts() -> None:
         )  # fmt: skip
 
 
+def taps() -> None:
+    for dtype, rank, shared in ((BF16, 256, True), (FP32, 56, False)):
+        x, chosen, gates = empty(1, 2048, dtype=dtype), empty(1, 4, dtype=torch.int32), empty(1, 4, dtype=FP32)
+        rows = empty(24, 2 * 2048 + 2 * 60, dtype=dtype)
+        given = (x, empty(1, 1, dtype=dtype)) if shared else (None, None)
+        look(x, *given, x, chosen, gates, state=x, inputs=HeadInputs(rows, own=1, target=2) if shared else None)
+        head = Correction(empty(1, rank, dtype=dtype), empty(60, rank, dtype=dtype), empty(60, dtype=dtype))
+        one, stamp = empty(1, dtype=FP32), empty(1, dtype=torch.int64)
+        for commits in (False, True):
+            foretell(
+                empty(1, 60, dtype=FP32), head if shared else None, top_k=4, renormalise=commits, scale=one, bias=one,
+                positions=stamp, stamp=stamp, words=empty(8, dtype=torch.int64), forced=empty(8, dtype=torch.int32),
+                experts=chosen if commits else None, gates=gates if commits else None,
+            )  # fmt: skip
+    write_time(empty(9, dtype=torch.int64), 3)
+
+
 if __name__ == "__main__":
     assert os.environ.get("TRITON_INTERPRET", "0") == "0", "the interpreter compiles nothing"
     JITFunction.run = compile_instead
     linears()
     attentions()
     experts()
+    taps()

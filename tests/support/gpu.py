@@ -5,7 +5,7 @@ Import it only where Triton may be imported (tests/gpu, tests/model/gpu).
 
 import functools
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,7 +148,10 @@ class MemoryBlocks:
     def begin(self) -> None:
         raise AssertionError("everything is here: nobody serves")
 
-    def serve(self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None) -> None:
+    def serve(
+        self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         raise AssertionError("everything is here: nobody serves")
 
     def release(self) -> None:

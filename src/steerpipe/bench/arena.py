@@ -8,6 +8,7 @@ import torch
 from steerpipe.bench.results import Pinning
 from steerpipe.bench.shapes import Shape
 from steerpipe.bench.weights import draw_block
+from steerpipe.core.ids import ExpertId
 from steerpipe.core.machine import read_cores
 from steerpipe.transfer.cuda.backing import ReadCounts
 from steerpipe.transfer.cuda.driver import Driver
@@ -43,6 +44,9 @@ class SyntheticBacking:
     def reads(self) -> ReadCounts:
         """Nothing lies below."""
         return ReadCounts()
+
+    def held(self) -> frozenset[ExpertId]:
+        return frozenset()
 
     def locate(self, number: int) -> int:
         return self._arena.address + number * self._stride

@@ -93,6 +93,10 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--repeat", dest="repeats", type=int, default=standard.repeats)
     one.add_argument("--policy", default=standard.policy, help="lfru or lru")
     one.add_argument("--driver", choices=DRIVERS, default=standard.driver, help="who brings what one row misses")
+    one.add_argument(
+        "--predict", default=standard.predict, help="whose recorded forecasts: heads, lookahead, perfect …"
+    )
+    one.add_argument("--horizon", type=int, default=standard.horizon, help="layers that they look ahead: 1, 2 or 3")
     one.add_argument("--device", choices=DEVICES, default=standard.device)
     one.add_argument("--dtype", default=standard.dtype, help="of dense weights: auto, bfloat16 or float32")
     other = commands.add_parser("link", help="the link between host memory and the GPU")

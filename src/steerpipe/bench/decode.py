@@ -143,6 +143,8 @@ def _run_budgets(stage: Stage, residencies: list[float], bases: _Bases) -> None:
     from steerpipe.bench.budgets import Ladder, slots_for  # the CUDA driver
 
     session, policy, driver = stage.session, stage.options.policy, stage.options.driver
+    if stage.options.predict != "none":
+        driver = "served"  # the host moves what is forecast
     with Ladder(stage.shape, session.device, stage.options.seed) as ladder:
         pinning, link = ladder.backing.pinning, ladder.measure_link()
         session.findings.pinnings[stage.shape.layout.format.value] = pinning
@@ -169,6 +171,7 @@ def _run_budgets(stage: Stage, residencies: list[float], bases: _Bases) -> None:
 def _budget_case(
     stage: Stage, source: Any, bases: _Bases, residency: float, slots: int, context: int, batch: int, link: float
 ) -> None:
+    predictor = stage.predict(residency)
     found = stage.time_decode(source, residency, context, batch)
     base = bases.steps.get((context, batch))
     if base is None:  # nothing is known of the resident step: dense weights and KV are read once
@@ -178,6 +181,7 @@ def _budget_case(
         found, residency, slots, context, batch,
         floor="on demand", floor_ms=1e3 * on_demand_floor(base.step, base.kernels, missed, link),
         link_bytes_per_second=link, resident_ms=base.step * 1e3, expert_kernels_ms=base.kernels * 1e3,
+        predictor=predictor, guessed_bytes=found.guessed_bytes,
     )  # fmt: skip
     stage.session.add(line)
 

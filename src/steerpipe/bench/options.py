@@ -13,6 +13,7 @@ Item = TypeVar("Item")
 DEVICES = ("auto", "cpu", "cuda")
 DRIVERS = {"auto": None, "direct": True, "served": False}  # → CudaSource's `direct`
 LONGEST_CONTEXT = 1 << 17  # tokens
+MOST_AHEAD = 3  # layers: what is recorded
 LARGEST_BATCH = 16  # rows of one cell
 
 
@@ -32,6 +33,8 @@ class DecodeOptions:
     prefill: int = 0  # tokens of a prompt whose prefill is measured too; 0: none
     policy: str = "lfru"
     driver: str = "auto"  # who brings what one row misses: the device by itself (direct) or the host (served)
+    predict: str = "none"  # whose forecasts, recorded with the routing, move experts ahead; see bench/forecasts.py
+    horizon: int = 2  # layers that they look ahead
     device: str = "auto"
     dtype: str = "auto"  # of dense weights and activations: bfloat16 on a GPU, float32 on a CPU
     seed: int = 0
@@ -52,9 +55,24 @@ class DecodeOptions:
         _within("repeat", self.repeats, 1, 1000, "times")
         _within("warmup", self.warmup, 0, 100_000, "tokens")
         _within("prefill", self.prefill, 0, LONGEST_CONTEXT, "tokens")
+        _within("horizon", self.horizon, 1, MOST_AHEAD, "layers")
+        if self.predict != "none":
+            self._check_prediction()
         for name in ("formats", "residencies", "contexts", "batches"):
             if not getattr(self, name):
                 raise ConfigError(f"{name} is empty", fix="give at least one, such as the default")
+
+    def _check_prediction(self) -> None:
+        if self.routing in ("auto", "generator", "model"):
+            raise ConfigError(
+                f"--predict {self.predict} needs routing and forecasts that were recorded together",
+                fix="give --routing a file of benchmarks/record_forecasts.py",
+            )
+        if self.batches != (1,) or self.driver == "direct" or all(each in (0.0, 100.0) for each in self.residencies):
+            raise ConfigError(
+                "forecasts move experts for one row, served by the host, within a budget",
+                fix="give --batch 1, leave --driver out, and give a --residency between 0 and 100",
+            )
 
     @property
     def longest(self) -> int:

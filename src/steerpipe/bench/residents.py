@@ -1,6 +1,6 @@
 """All experts of a shape in the device's memory, made up on the spot: what a budget is measured against."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -60,7 +60,10 @@ class ResidentBlocks:
     def begin(self) -> None:
         """Nobody will serve."""
 
-    def serve(self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None) -> None:
+    def serve(
+        self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         """Everything is there."""
 
     def release(self) -> None:

@@ -42,6 +42,8 @@ class Run:
     active: ActiveBytes
     experts_per_layer: float  # distinct ones in a step
     tokens_per_second: float
+    predictor: str = "none"  # whose forecasts moved experts ahead
+    guessed_bytes: float = 0.0  # per step: what was moved before it was asked for
     expert_kernels_ms: float | None = None
     expert_rate_share: float | None = None  # of the memory's rate, that the expert kernels reach
     hit_rate: float | None = None  # None where everything is resident

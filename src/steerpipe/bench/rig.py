@@ -7,7 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from steerpipe.bench.routing import Routing
@@ -22,6 +24,8 @@ from steerpipe.model.step import StepRows, decode_rows, prefill_rows
 
 if TYPE_CHECKING:
     import steerpipe.model.gpu.decoder as gpu
+    from steerpipe.model.gpu.apart import ApartForecaster
+    from steerpipe.model.gpu.tap import Forecaster
 
 
 class Rig:
@@ -37,6 +41,7 @@ class Rig:
         self.pool = KvPool(shape.spec, dtype, device, capacity_blocks=sequences * (-(-tokens // BLOCK) + 1))
         self._random = torch.Generator(device).manual_seed(seed + 1)
         self._max_batch = max(sequences, CELL)
+        self._words: NDArray[np.int32] | None = None
         self.decoder = self._new_decoder()
         self._rows_device = self.decoder.rows_device
 
@@ -46,8 +51,9 @@ class Rig:
         return not isinstance(self.decoder, Decoder) and self.decoder.graphs
 
     def forget(self) -> None:
-        """Drops the graphs that were captured, and with them the last source and its memory."""
+        """Drops the graphs that were captured, and with them the last source, its memory and who predicted."""
         self.decoder = self._new_decoder()
+        self._words = None
 
     def _new_decoder(self) -> "Decoder | gpu.GpuDecoder":
         spec, weights = self.shape.spec, self._weights
@@ -69,6 +75,13 @@ class Rig:
                 kv.write(layer, start, drawn[0, :count], drawn[1, :count])
         return kv
 
+    def predict(
+        self, forecaster: "Forecaster | ApartForecaster | None", words: NDArray[np.int32] | None = None
+    ) -> None:
+        """Who predicts in the steps to come (one row, served), and what is said instead: see `prediction.spoken`."""
+        assert not isinstance(self.decoder, Decoder), "prediction is in the decoder of the GPU"
+        self.decoder.forecaster, self._words = forecaster, words
+
     def decode(
         self, source: Any, kvs: Sequence[KvSequence], routing: Routing | None, first: int, tokens: int
     ) -> list[float]:
@@ -80,6 +93,7 @@ class Rig:
         seconds = []
         for token in range(first, first + tokens):
             self._force(None if routing is None else torch.from_numpy(routing.step(token, rows)), cell)
+            self._say(token)
             begin = time.perf_counter()
             step = decode_rows(ids, kvs, last, self._rows_device, cell=cell)
             last = self._greedy(step, source, range(rows))
@@ -110,6 +124,7 @@ class Rig:
             kv.truncate(min(kv.length, length))
             kv.append(length - kv.length)
         self._force(None if routing is None else torch.from_numpy(routing.step(0, rows)), cell)
+        self._say(0)
         step = decode_rows([SequenceId(row) for row in range(rows)], kvs, [1] * rows, self._rows_device, cell=cell)
         if not bool(torch.isfinite(self.decoder.forward(step, source, range(rows))).all()):
             raise NumericsError(
@@ -120,6 +135,10 @@ class Rig:
     def _greedy(self, step: StepRows, source: Any, wanted: Sequence[int]) -> list[int]:
         logits = self.decoder.forward(step, source, wanted)
         return [int(token) for token in logits.argmax(-1).tolist()]
+
+    def _say(self, token: int) -> None:
+        if not isinstance(self.decoder, Decoder) and self._words is not None:
+            self.decoder.said = torch.from_numpy(self._words[token % len(self._words)]).to(self.device)
 
     def _force(self, ids: Tensor | None, cell: int) -> None:
         """ids [L, rows, k]; padding rows are the router's, which are none."""

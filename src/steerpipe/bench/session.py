@@ -28,6 +28,11 @@ class Session:
                 "on a CPU only residency 100 with the model's own routing is measured",
                 fix="leave --residency and --routing out, or run on a machine with a CUDA device",
             )
+        if options.predict != "none" and self.device.type != "cuda":
+            raise ConfigError(
+                "forecasts are measured in captured graphs, which need a CUDA device",
+                fix="leave --predict out, or run on a machine with one",
+            )
         auto = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.dtype: torch.dtype = auto if options.dtype == "auto" else getattr(torch, options.dtype)
         self.findings = Findings(options, self.device.type)
@@ -39,8 +44,9 @@ class Session:
 
     def add(self, run: Run) -> None:
         self.findings.runs.append(run)
+        forecasts = "" if run.predictor == "none" else f", forecasts of {run.predictor}"
         self.say(
-            f"{run.format} {run.residency:g} % {run.test}, batch {run.batch}: floor {run.floor_ms:.3g} ms "
+            f"{run.format} {run.residency:g} % {run.test}, batch {run.batch}{forecasts}: floor {run.floor_ms:.3g} ms "
             f"({run.floor}), median {run.times.median_ms:.3f}, p95 {run.times.p95_ms:.3f}, {run.ratio:.2f} × floor"
         )
         self._keep(self.findings)

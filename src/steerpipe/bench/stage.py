@@ -3,11 +3,14 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from steerpipe.bench.floors import ActiveBytes, active_bytes
+from steerpipe.bench.forecasts import read_forecasts
+from steerpipe.bench.prediction import made_up_forecaster, spoken
 from steerpipe.bench.results import Run
 from steerpipe.bench.rig import Rig
 from steerpipe.bench.routing import Routing, curves, never_again, open_routing
@@ -34,6 +37,11 @@ class Measured:
         return 0.0 if self.spent is None else (self.spent.leased - self.spent.demand.hits) * block_bytes / self.steps
 
     @property
+    def guessed_bytes(self) -> float:
+        """Per step: what a guess moved, whether it was used or not."""
+        return 0.0 if self.spent is None else self.spent.prefetch.read_bytes / self.steps
+
+    @property
     def hit_rate(self) -> float | None:
         return None if self.spent is None or not self.spent.leased else self.spent.hits / self.spent.leased
 
@@ -50,6 +58,18 @@ class Stage:
             shape, session.device, session.dtype, sequences=max(options.batches), tokens=options.longest,
             kernels=session.kernels, seed=options.seed,
         )  # fmt: skip
+
+    def predict(self, residency: float) -> str:
+        """Lets the forecasts that were asked for speak in the steps to come; whose they are, or "none"."""
+        options, device = self.options, self.session.device
+        if options.predict == "none" or residency == 0:
+            return "none"
+        file = read_forecasts(Path(options.routing), self.shape.moe.experts)
+        said = file.foresight(options.predict, options.horizon)
+        arithmetic = "lookahead" if options.predict == "lookahead" else "heads"
+        made = made_up_forecaster(self.shape, arithmetic, options.horizon, self.session.dtype, device)
+        self.rig.predict(made, spoken(said, file.recording))
+        return f"{options.predict}, {options.horizon} ahead"
 
     def cases(self) -> Iterator[tuple[int, int]]:
         """(context, batch)."""

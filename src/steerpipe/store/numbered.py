@@ -74,6 +74,6 @@ class NumberedTable(SlotTable):
         for number in numbers:  # one by one is as quick as an array of them
             self._idle[number] = True
             if self._lingers and self._passing[number]:
-                self._lingering[number] = None
-        if numbers:
-            self._nominees.clear()
+                self._lingering[number] = None  # goes before the nominees anyway
+            else:
+                self._nominees.clear()

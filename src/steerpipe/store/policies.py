@@ -107,6 +107,12 @@ class Lfru(_Ranked):
         with np.errstate(divide="ignore"):  # log2(0): never used
             self._weight[:] = np.log2(counts) + now / self._half_life
 
+    def anticipate(self, numbers: NDArray[np.int64], uses: NDArray[np.floating], now: float) -> None:
+        """So many uses are expected soon: they count as if they had been, where fewer were. Twice is once."""
+        with np.errstate(divide="ignore"):
+            told = np.log2(uses) + now / self._half_life
+        self._weight[numbers] = np.maximum(self._weight[numbers], told)
+
     def expected_use(self, candidates: NDArray[np.int64], now: float) -> NDArray[np.float64]:
         """When each is used next if uses go on at their decayed rate: a rate r gathers r * half life / ln 2 counts."""
         gap = np.exp2(np.minimum(now / self._half_life - self._weight[candidates], 512.0))

@@ -247,23 +247,24 @@ class SlotTable:
         for number in self._lingering:
             if self._exposed[number] and number not in sparing:
                 return self._experts[number]
-        while self._nominees and not only_transient:
-            number = next(iter(self._nominees))
-            del self._nominees[number]
-            if self._idle[number] and number not in sparing:
-                return self._experts[number]
+        for number in () if only_transient else tuple(self._nominees):
+            if number not in sparing:
+                del self._nominees[number]
+                if self._idle[number]:
+                    return self._experts[number]
         among = self._idle & self._passing if only_transient else self._idle
         if sparing:
             among = among.copy()
-            among[list(sparing)] = False
+            among[slice(sparing.start, sparing.stop) if isinstance(sparing, range) else list(sparing)] = False
         return self._victim(now, among, strict=strict)
 
     def _rest(self, held: _Held) -> None:
         """READY and unpinned from now on."""
         self._idle[held.number] = True
-        self._nominees.clear()
         if held.transient and self._lingers:
-            self._lingering[held.number] = None
+            self._lingering[held.number] = None  # goes before the nominees anyway
+        else:
+            self._nominees.clear()
 
     def _victim(self, now: float, among: NDArray[np.bool_], *, strict: bool) -> ExpertId | None:
         candidates = np.flatnonzero(among & self._exposed)

@@ -25,6 +25,7 @@ guesses = st.one_of(
     st.tuples(st.just("prefetch"), numbers, reasons, st.sampled_from([math.inf, math.inf, math.inf, 0.0])),
     st.tuples(st.just("cancel"), numbers, reasons),
     st.tuples(st.just("protect"), numbers),
+    st.tuples(st.just("expect"), numbers),
 )
 
 
@@ -34,6 +35,9 @@ def tell(source: CudaSource, kind: str, what: Sequence[Any]) -> None:
         source.prefetch(experts, *what[1:])
     elif kind == "cancel":
         source.cancel_prefetches(experts, what[1])
+    elif kind == "expect":
+        source.expect(experts)
+        source.pump()
     else:
         source.protect(experts)
 

@@ -16,11 +16,14 @@ from torch import Tensor
 from steerpipe.core.blocks import BlockSource
 from steerpipe.core.events import RoutingRecord
 from steerpipe.core.protocols import RoutingSink
+from steerpipe.model.gpu.apart import ApartForecaster
+from steerpipe.model.gpu.clock import Clock
 from steerpipe.model.gpu.experts import Direct, Leased
 from steerpipe.model.gpu.graph import StepGraphs
 from steerpipe.model.gpu.limits import check_model
 from steerpipe.model.gpu.network import Network
 from steerpipe.model.gpu.rows import Packing, Pass, Step, passes, routing_buffer
+from steerpipe.model.gpu.tap import Forecaster
 from steerpipe.model.kv_cache import KvPool
 from steerpipe.model.spec import ModelSpec
 from steerpipe.model.step import StepRows
@@ -53,6 +56,11 @@ class GpuDecoder:
         self.spec = spec
         self.device = device
         self.forced: Tensor | None = None  # [L, R, k] int32: experts of every step to come (-1: the router's)
+        self.forecaster: Forecaster | ApartForecaster | None = (
+            None  # who predicts in graphs that are captured from now on
+        )
+        self.clock: Clock | None = None  # who writes down when the parts of captured steps ran
+        self.said: Tensor | None = None  # [L, h, n] int32: what it says in every step to come, instead of its own
         self.graphs = device.type == "cuda"  # off: single launches, and leases where not all is resident
         self._dtype = weights.embed.dtype
         self._max_batch = max_batch
@@ -98,7 +106,7 @@ class GpuDecoder:
         forced = self.forced
         assert forced is None or forced.shape[1:] == (rows.rows, self._top_k), f"forced is not for {rows.rows} rows"
         if self._served(rows, source):
-            served = self._graphs_of(rows.rows, source).run(rows, forced)
+            served = self._graphs_of(rows.rows, source).run(rows, forced, self.said)
             chosen, gates = served.experts, served.gates
             picked = self._pick(served.logits, places)  # a copy: the next replay writes there again
         else:
@@ -124,7 +132,7 @@ class GpuDecoder:
             self._captured = {}
             self._captured_over = source
         if rows not in self._captured:
-            self._captured[rows] = StepGraphs(self._network, source, rows, self.device)
+            self._captured[rows] = StepGraphs(self._network, source, rows, self.device, self.forecaster, self.clock)
         return self._captured[rows]
 
     def _eager_step(self, rows: Pass) -> Step:

@@ -3,7 +3,7 @@
 Legend: R rows, H hidden, E experts, k experts per row, P = R · k pairs, T tiles of 16 pairs.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import NoReturn
 
@@ -135,7 +135,10 @@ class NoBlocks:
     def begin(self) -> None:
         pass
 
-    def serve(self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None) -> None:
+    def serve(
+        self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         self.form(layer)
 
     def release(self) -> None:

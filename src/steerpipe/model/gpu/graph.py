@@ -12,12 +12,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from steerpipe.core.blocks import BlockSource
+from steerpipe.core.blocks import BlockSource, Guessing
+from steerpipe.model.gpu.apart import Apart, ApartForecaster, SteerApart
+from steerpipe.model.gpu.clock import Clock
 from steerpipe.model.gpu.direct import Follower, ReadThrough
 from steerpipe.model.gpu.experts import Direct
 from steerpipe.model.gpu.mailbox import Mailbox
 from steerpipe.model.gpu.network import ExpertRun, Network
 from steerpipe.model.gpu.rows import Packing, Pass, Step, room_for, routing_buffer
+from steerpipe.model.gpu.steer import Steer
+from steerpipe.model.gpu.tap import Forecaster, Tap
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,11 @@ class Served:
 class StepGraphs:
     """All graphs of one class of steps (`rows` rows) over one source. One thread; captures when first needed."""
 
-    def __init__(self, network: Network, source: BlockSource, rows: int, device: torch.device) -> None:
+    def __init__(
+        self, network: Network, source: BlockSource, rows: int, device: torch.device,
+        forecaster: Forecaster | ApartForecaster | None = None, clock: Clock | None = None,
+    ) -> None:  # fmt: skip
+        """`forecaster`: who predicts in a step of one row that is served; `clock`: who writes down its times."""
         layers = network.spec.moe_layers
         top_k = network.spec.moe(layers[0]).top_k if layers else 1
         words = Packing.of_size(rows, room_for(network.reach), lanes=rows).words
@@ -53,7 +61,8 @@ class StepGraphs:
         self._gates = routing_buffer(len(layers), rows, top_k, torch.float32, device)
         self._mailbox = Mailbox(len(layers), rows * top_k, pinned=True)
         self._stream = torch.cuda.Stream(device)
-        self._side = torch.cuda.Stream(device) if rows == 1 else None  # batches have no time to win there
+        # Batches have no time to win there. Its kernels go first: those of experts may wait on every multiprocessor.
+        self._side = torch.cuda.Stream(device, priority=-1) if rows == 1 else None
         self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[tuple[int, bool], _Captured] = {}
         self._stamp = 0
@@ -62,9 +71,23 @@ class StepGraphs:
         if rows == 1 and source.landing is not None:
             self._run = ReadThrough(source, source.landing, top_k, device)
             self._follower = Follower(source, source.landing, layers, self._mailbox)
+        self._clock = clock
+        self._tap: Tap | None = None
+        self._steer: Steer | None = None
+        predicts = rows == 1 and self._follower is None and not source.resident
+        if isinstance(forecaster, ApartForecaster):
+            if predicts and isinstance(source, Guessing):
+                self._steer = SteerApart(source, Apart(forecaster, device), layers)
+        elif forecaster is not None and predicts:
+            self._tap = network.tap(forecaster)
+            if isinstance(source, Guessing) and not forecaster.commit:
+                self._steer = Steer(source, self._tap.words, layers, forecaster.horizon)
 
-    def run(self, rows: Pass, forced: Tensor | None) -> Served:
-        """One step. The host serves its layers as they ask; results are queued, not awaited."""
+    def run(self, rows: Pass, forced: Tensor | None, said: Tensor | None = None) -> Served:
+        """One step. The host serves its layers as they ask; results are queued, not awaited.
+
+        `said` [L, h, n] int32: what the taps say instead of their own (kernels/foretell.py).
+        """
         key = (room_for(rows.keys), forced is not None)
         if key not in self._captured:
             self._captured[key] = self._capture(*key)
@@ -73,6 +96,10 @@ class StepGraphs:
         self._send(rows, key[0])
         if forced is not None:
             self._forced.copy_(forced, non_blocking=True)
+        if said is not None and self._tap is not None:
+            self._tap.forced.copy_(said, non_blocking=True)
+        elif said is not None and isinstance(self._steer, SteerApart):
+            self._steer.apart.forced.copy_(said[:, -1], non_blocking=True)
         if self._source.resident:
             captured.graph.replay()
         elif self._follower is not None:
@@ -89,11 +116,26 @@ class StepGraphs:
             try:
                 self._source.begin()
                 graph.replay()
-                for order, layer in enumerate(self._network.spec.moe_layers):
-                    self._source.serve(layer, self._mailbox.take(order, self._stamp, stream.query))
+                self._serve(stream)
             except BaseException:  # an interrupt as well: kernels that wait would wait for ever
                 self._source.release()
                 raise
+
+    def _serve(self, stream: torch.cuda.Stream) -> None:
+        """Every layer, as its router asks or, where the tap before it decides, as that has said."""
+        steer, tap, stamp = self._steer, self._tap, self._stamp
+        if steer is not None:
+            steer.begin(stamp)
+        for order, layer in enumerate(self._network.spec.moe_layers):
+            if tap is not None and tap.decides(order):
+                self._source.serve(layer, tap.take_decided(order, stamp, stream.query))
+                continue
+            if steer is None:
+                self._source.serve(layer, self._mailbox.take(order, stamp, stream.query))
+            else:
+                routed = self._mailbox.take(order, stamp, stream.query, steer.poll)
+                steer.served(routed)
+                self._source.serve(layer, routed, meanwhile=steer.poll)
 
     def _send(self, rows: Pass, room: int) -> None:
         """All integers of the step, in one copy."""
@@ -110,6 +152,7 @@ class StepGraphs:
         return Step(
             stamp, tokens, positions, turns, blocks, self._experts, self._gates, base=None, room=room,
             mailbox=self._mailbox.words, forced=self._forced if forced else None, side=self._side,
+            tap=self._tap, clock=self._clock,
         )  # fmt: skip
 
     def _capture(self, room: int, forced: bool) -> _Captured:

@@ -30,16 +30,24 @@ class Mailbox:
         flat: NDArray[np.int64] = self.words.view(-1).numpy()
         self._view: memoryview[int] = flat.data.cast("B").cast("q")  # 0.3 us a look; a tensor or an array takes more
 
-    def take(self, order: int, stamp: int, finished: Callable[[], bool]) -> list[int]:
+    def take(
+        self, order: int, stamp: int, finished: Callable[[], bool], meanwhile: Callable[[], None] | None = None
+    ) -> list[int]:
         """Waits for the `order`-th MoE layer of step `stamp`: its distinct experts, ascending.
 
-        `finished` says whether the device has run everything, and raises if it has failed.
+        `finished` says whether the device has run everything, and raises if it has failed; `meanwhile` is called
+        again and again while nothing has come.
         """
-        return sorted({word & _EXPERT for word in self._wait(order, stamp, finished)} - {_EXPERT})
+        return sorted({word & _EXPERT for word in self.wait(order, stamp, finished, meanwhile)} - {_EXPERT})
+
+    def look(self, order: int, stamp: int) -> list[int] | None:
+        """The words of that place, if all of them are of step `stamp`."""
+        words = self._view[order * self._pairs : (order + 1) * self._pairs].tolist()
+        return words if min(words) >> 32 == stamp else None
 
     def take_reads(self, order: int, stamp: int, finished: Callable[[], bool]) -> DirectReads:
         """As `take`, of a step that reads what is missing by itself."""
-        words = [word for word in self._wait(order, stamp, finished) if word & _EXPERT != _EXPERT]
+        words = [word for word in self.wait(order, stamp, finished) if word & _EXPERT != _EXPERT]
         return DirectReads(
             [word & _INDEX for word in words],
             [word & _INDEX for word in words if word & _MISSED],
@@ -50,11 +58,16 @@ class Mailbox:
         """Whether that layer of that step has posted."""
         return min(self._view[order * self._pairs : (order + 1) * self._pairs].tolist()) >> 32 == stamp
 
-    def _wait(self, order: int, stamp: int, finished: Callable[[], bool]) -> list[int]:
+    def wait(
+        self, order: int, stamp: int, finished: Callable[[], bool], meanwhile: Callable[[], None] | None = None
+    ) -> list[int]:
+        """As `take`: the words themselves."""
         words = self._view[order * self._pairs : (order + 1) * self._pairs]
         polls = 0
         while min(found := words.tolist()) >> 32 != stamp:
             polls += 1
+            if meanwhile is not None:
+                meanwhile()
             if polls > _SPIN:
                 os.sched_yield()  # sleep(0) takes 50 us
             if polls % _ASK_DEVICE == 0 and finished():

@@ -17,6 +17,7 @@ from steerpipe.kernels.rotary import rotate_and_store
 from steerpipe.kernels.router import Tickets, route
 from steerpipe.model.gpu.dense import Dense, ManyRows, OneRow
 from steerpipe.model.gpu.rows import Step, room_for
+from steerpipe.model.gpu.tap import Forecaster, Sighted, Tap
 from steerpipe.model.kv_cache import BLOCK, KvPool
 from steerpipe.model.layers import MlpWeights
 from steerpipe.model.moe import MoeWeights
@@ -56,13 +57,25 @@ class Network:
 
     def hidden(self, step: Step, experts: ExpertRun) -> Tensor:
         """Queues all layers: [R, H], before the last norm."""
-        dense = self._dense(step.rows)
+        dense, clock = self._dense(step.rows), step.clock
+        if clock is not None:
+            clock.begin()
         x = F.embedding(step.tokens, self._weights.embed)  # [R, H]
         turn = self._turns.index_select(0, step.turns)  # [R, 2, dim / 2]
         for index, layer in enumerate(self._weights.layers):
+            if clock is not None:
+                clock.mark(f"layer {index}: attention and router")
             x = self._attention(index, layer, dense, x, turn, step)
             x = self._mlp(index, layer, dense, x, step, experts)
+        if clock is not None:
+            clock.mark("")
+        if step.tap is not None:
+            step.tap.join(step.side)
         return x
+
+    def tap(self, forecaster: Forecaster) -> Tap:
+        """Its branch in the graphs of one row."""
+        return Tap(self.spec, self._weights, forecaster, self._weights.embed.dtype, self._turns.device)
 
     def head(self, x: Tensor) -> Tensor:
         """Logits of rows of `hidden`: [R, vocab], fp32."""
@@ -116,14 +129,22 @@ class Network:
         normed, logits = dense.score(x, layer.mlp_norm, weights.router)
         shared = _Shared(normed, weights, dense, step.side)
         chosen, gates = step.experts[order], step.gates[order]  # [R, k]
-        route(
-            logits, top_k=spec.top_k, renormalise=spec.renormalise, experts=chosen, gates=gates,
-            positions=step.positions, mailbox=None if step.mailbox is None else step.mailbox[order],
-            stamp=None if step.mailbox is None else step.stamp,
-            forced=None if step.forced is None else step.forced[order], tickets=experts.tickets(index),
-        )  # fmt: skip
+        if step.tap is not None and step.tap.decides(order):
+            step.tap.await_said()  # chosen and gates are what the tap before named
+        else:
+            route(
+                logits, top_k=spec.top_k, renormalise=spec.renormalise, experts=chosen, gates=gates,
+                positions=step.positions, mailbox=None if step.mailbox is None else step.mailbox[order],
+                stamp=None if step.mailbox is None else step.stamp,
+                forced=None if step.forced is None else step.forced[order], tickets=experts.tickets(index),
+            )  # fmt: skip
         experts.begin(index, chosen)
         shared.begin()
+        if step.tap is not None:
+            step.tap.look(Sighted(order, x, normed, *shared.queued, chosen, gates), step)
+            step.tap.await_said()  # experts that wait for their blocks would leave it no place on the device
+        if step.clock is not None:
+            step.clock.mark(f"layer {index}: experts")
         pairs = step.rows * spec.top_k
         part = x.new_empty(pairs, x.shape[1], dtype=torch.float32)
         experts.run(index, normed, chosen, act=x.new_empty(pairs, spec.width), part=part)
@@ -145,21 +166,29 @@ class _Shared:
         self._switch: Tensor | None = None  # [R, 1]
         self._x, self._weights, self._dense = x, weights, dense
         self._side = None if weights.shared is None else side
+        self._done: torch.cuda.Event | None = None
         if self._side is not None:
             self._side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._side):
                 self._queue()
+            self._done = torch.cuda.Event()
+            self._done.record(self._side)
 
     def begin(self) -> None:
         """The routers' choice is on its way to the host: without a branch it is queued now."""
         if self._side is None:
             self._queue()
 
-    def join(self) -> tuple[Tensor | None, Tensor | None]:
-        """Its output and its switch, for what is queued from now on."""
-        if self._side is not None:
-            torch.cuda.current_stream().wait_stream(self._side)
+    @property
+    def queued(self) -> tuple[Tensor | None, Tensor | None]:
+        """Its output and its switch, for what is queued behind it."""
         return self._value, self._switch
+
+    def join(self) -> tuple[Tensor | None, Tensor | None]:
+        """The same, for what is queued from now on; what else runs on the branch is not waited for."""
+        if self._done is not None:
+            torch.cuda.current_stream().wait_event(self._done)
+        return self.queued
 
     def _queue(self) -> None:
         shared, switch = self._weights.shared, self._weights.shared_switch

@@ -7,6 +7,7 @@ row, B KV blocks.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,6 +18,10 @@ from steerpipe.kernels.attention import splits_for
 from steerpipe.model.cells import CELL
 from steerpipe.model.kv_cache import BLOCK, KvSequence
 from steerpipe.model.step import StepRows
+
+if TYPE_CHECKING:
+    from steerpipe.model.gpu.clock import Clock
+    from steerpipe.model.gpu.tap import Tap
 
 SMALLEST_ROOM = 1024  # keys; attention that ends early costs next to nothing, and a graph less is a pause less
 _STAMP_WORDS = 2  # one is used; what follows stays aligned to 16 bytes, which kernels are compiled for
@@ -79,6 +84,8 @@ class Step:
     mailbox: Tensor | None = None  # [L, R · k] int64, pinned
     forced: Tensor | None = None  # [L, R, k] int32
     side: torch.cuda.Stream | None = None  # where the shared expert runs, beside routed ones; None: before them
+    tap: "Tap | None" = None  # who predicts at every router; for one row
+    clock: "Clock | None" = None  # who writes down when the parts of the step ran
 
     @property
     def rows(self) -> int:

@@ -62,6 +62,10 @@ class Backing(Protocol):
 
     def reads(self) -> ReadCounts: ...
 
+    def held(self) -> frozenset[ExpertId]:
+        """Whose blocks lie in RAM below the ring."""
+        ...
+
     def close(self) -> None:
         """After the last copy. Twice is once."""
         ...
@@ -83,11 +87,12 @@ class PinnedBacking:
     def __init__(
         self, arena: PinnedArena | None, numbers: Sequence[int], stride: int, *, ring: Ring | None = None,
         slabs: PinnedArena | None = None, reads: Callable[[], ReadCounts] = ReadCounts,
-        close_link: Callable[[], None] | None = None,
+        held: Callable[[], frozenset[ExpertId]] = frozenset, close_link: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         """`numbers`: whose block lies at position 0, 1, ... of the arena. Takes everything over."""
         self.ring = ring
         self.reads = reads
+        self.held = held
         self._arenas = [each for each in (arena, slabs) if each is not None]
         self._close_link = close_link
         base = arena.address if arena is not None else 0

@@ -8,9 +8,10 @@ this step has passed (`passed`), and the next step waits until their entries are
 finds none of them (docs/adr/0008-cuda.md).
 """
 
+import math
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from steerpipe.store.lending import LendingTable
@@ -20,6 +21,7 @@ from steerpipe.transfer.cuda.copier import Copier, Mark
 from steerpipe.transfer.cuda.memory import BlockMemory
 from steerpipe.transfer.cuda.stock import Stock
 from steerpipe.transfer.queue import Reason
+from steerpipe.transfer.throttle import Throttle
 
 CHUNK_BYTES = 1 << 20  # 20 us of the link
 WINDOW = 2  # chunks on the stream: one moves, one follows it without a pause
@@ -43,9 +45,16 @@ class Guesses(Stock):
     ) -> None:  # fmt: skip
         super().__init__(layers, backing, memory, copier, table, transient_limit)
         self.chunk_bytes = CHUNK_BYTES
+        self.window = WINDOW
         self.moving: dict[int, Guess] = {}  # LOADING, and partly copied
         self.passed = 0  # kernels of experts with smaller numbers have run in this step
         self.cleared: Mark | None = None  # after which the victims' entries are out of the table
+        self.expected: frozenset[int] = frozenset()  # see `expect`
+        self._stuck = False  # no slot was to be had; a layer or a forecast later there may be one
+        self._order: Sequence[int] = ()  # the same, in the order of sending
+        self.throttle = Throttle()
+        self._sent_ahead: set[int] = set()  # guesses that were begun, until their layer comes
+        self._ends = {self.base[layer]: self.base[layer] + each.experts for layer, each in layers.items()}
         self._asked: dict[int, Guess] = {}
         self._read: dict[int, Guess] = {}  # sent for by the ring
         self._sent: deque[Mark] = deque()  # behind each chunk
@@ -53,7 +62,7 @@ class Guesses(Stock):
     def guess(self, numbers: Iterable[int], reason: Reason, deadline: float) -> int:
         """Wants experts that are not there; how many are on their way or wait for a slot. Nothing is evicted now."""
         assert reason is not Reason.DEMAND, "a demand is made by a lease, or served"
-        coming = 0
+        coming, self._stuck = 0, False
         for number in numbers:
             known = self.moving.get(number) or self._asked.get(number) or self._read.get(number)
             if known is not None:  # perhaps sooner than before
@@ -63,6 +72,41 @@ class Guesses(Stock):
                 self._asked[number] = Guess(reason, deadline)
                 coming += 1
         return coming
+
+    def expect(self, numbers: Sequence[int]) -> None:
+        """All that is expected now, in the order of sending; what was expected before and is not any more is cut.
+
+        Demand takes no slot of an expected expert where it finds another. Nothing is sent while too few of the last
+        guesses were used.
+        """
+        if not self.throttle.allows():
+            numbers = ()
+        before, self.expected = self.expected, frozenset(numbers)
+        for number in [each for each in (*self.moving, *self._read, *self._asked) if each in before - self.expected]:
+            self._give_up(number)
+        wanted = [number for number in numbers if not self.here[number] and number not in self.moving]
+        own = {number: self._asked.pop(number, Guess(Reason.PREFETCH, math.inf)) for number in wanted}
+        self._asked = own | self._asked
+        self._order, self._stuck = numbers, False
+
+    @property
+    def asked(self) -> Collection[int]:
+        """Guesses without a slot. A view."""
+        return self._asked
+
+    def settle_guesses(self, first: int, routed: Collection[int]) -> None:
+        """A layer has come whose experts begin at `first`: its guesses were right or wrong.
+
+        What is left of them was not routed to, and must not move any more.
+        """
+        self._stuck = False
+        end = self._ends[first]
+        for number in [each for each in (*self._asked, *self.moving) if first <= each < end]:
+            self._give_up(number)
+        mine = [number for number in self._sent_ahead if first <= number < end]
+        if mine:
+            self.throttle.settle(len(mine), sum(number in routed for number in mine))
+            self._sent_ahead.difference_update(mine)
 
     def withdraw(self, numbers: Collection[int], reason: Reason) -> None:
         """Cuts what is under way for that reason or a lesser one. What is demanded by now goes on."""
@@ -87,17 +131,18 @@ class Guesses(Stock):
         """Sends chunks, as far as the stream has nothing else to do. Waits for nothing."""
         if not self.moving and not self._asked and not self._read:
             return
-        now_seconds = time.perf_counter()
-        for guesses in (self._asked, self.moving, self._read):
-            for number in [number for number, guess in guesses.items() if guess.deadline < now_seconds]:
-                self._give_up(number)
         while self._sent and self.copier.passed(self._sent[0]):
             self._sent.popleft()
-        while len(self._sent) < WINDOW and (self.moving or self._begin_guess()):
-            if self.moving:
-                self._move(next(iter(self.moving)), self.chunk_bytes)
-                self.settle_marked()
-                self._sent.append(self.copier.copied())
+        if len(self._sent) >= self.window or (self._stuck and not self.moving):
+            return
+        self._expire()
+        while len(self._sent) < self.window:
+            number = self._next_guess()
+            if number is None:
+                return
+            if number in self.moving:  # else the ring brings it
+                self._move(number, self.chunk_bytes)
+                self._sent.append(self.settle_marked() or self.copier.copied())
 
     def cut(self, number: int) -> None:
         """A LOADING guess that nobody waits for loses its slot; chunks that are queued end before others follow."""
@@ -114,6 +159,8 @@ class Guesses(Stock):
         self.moving.clear()
         self._read.clear()
         self._sent.clear()
+        self._sent_ahead.clear()
+        self.expected = frozenset()
         self.passed = 0
 
     def _give_up(self, number: int) -> None:
@@ -122,20 +169,38 @@ class Guesses(Stock):
         if number in self.moving or self.loading.get(number, Reason.DEMAND) is not Reason.DEMAND:
             self.cut(number)
 
-    def _begin_guess(self) -> bool:
-        """Gives the most urgent guess a slot; False: there is none, or no slot may be had for it now."""
+    def _expire(self) -> None:
+        now_seconds = time.perf_counter()
+        for guesses in (self._asked, self.moving, self._read):
+            for number in [number for number, guess in guesses.items() if guess.deadline < now_seconds]:
+                self._give_up(number)
+
+    def _next_guess(self) -> int | None:
+        """Who moves next: what is expected first, else what began first. None: nobody, or nobody has a slot."""
+        first = next((each for each in self._order if each in self.moving or each in self._asked), None)
+        if first in self.moving:
+            return first
+        if first is None and self.moving:
+            return next(iter(self.moving))
+        begun = self._begin_guess()
+        return begun if begun is not None else next(iter(self.moving), None)
+
+    def _begin_guess(self) -> int | None:
+        """Gives the most urgent guess a slot; None: there is none, or no slot may be had for it now."""
         for number in [number for number in self._read if number not in self.loading]:
             del self._read[number]  # it has come, or is demanded, or was cut
         for number in [each for each in self._asked if self.table.state(self.experts[each]) is not Residency.ABSENT]:
             del self._asked[number]  # somebody else has brought it
-        if not self._asked:
-            return False
+        if not self._asked or self._stuck:
+            return None
         number = min(self._asked, key=lambda each: self._asked[each].reason)
         guess = self._asked[number]
         spared = range(self.passed, len(self.experts))
         if not self.begin(number, guess.reason, transient=True, sparing=spared):
-            return False
+            self._stuck = True
+            return None
         del self._asked[number]
+        self._sent_ahead.add(number)
         evicts = bool(self._evicted)
         if self.places[number]:
             self.clear()
@@ -147,7 +212,7 @@ class Guesses(Stock):
             self._read[number] = guess
         if evicts:
             self.cleared = self.copier.copied()
-        return True
+        return number
 
     def _move(self, number: int, most_bytes: int) -> None:
         """The next bytes of a block; after the last it is READY when its entry follows."""

@@ -9,6 +9,7 @@ from steerpipe.core.ids import ExpertId
 from steerpipe.transfer.counters import LadderCounters
 from steerpipe.transfer.cuda.shelf import Shelf
 from steerpipe.transfer.link import LinkRate
+from steerpipe.transfer.places import places_of
 
 
 class Observed:
@@ -34,6 +35,12 @@ class Observed:
     def residents(self) -> list[ExpertId]:
         """Who is in a slot; `resident` says whether everybody is."""
         return self._shelf.table.resident()
+
+    def places(self) -> bytes:
+        """See `transfer.places.Placed`."""
+        shelf, backing = self._shelf, self._shelf.backing
+        pinned = {expert for number, expert in enumerate(shelf.experts) if backing.locate(number)}
+        return places_of(shelf.experts, shelf.table, pinned | backing.held())
 
     @property
     def tokens(self) -> float:

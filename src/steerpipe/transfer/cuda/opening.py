@@ -18,6 +18,7 @@ from steerpipe.transfer.cuda.ring import Ring
 from steerpipe.transfer.disk import DiskLink
 from steerpipe.transfer.fetch import Fetcher
 from steerpipe.transfer.link import BlockAddress, Link
+from steerpipe.transfer.places import held_in_ram
 from steerpipe.transfer.ram import RamTier
 from steerpipe.transfer.slabs import Slab
 
@@ -91,7 +92,10 @@ def open_backing(
     ring = None
     if slabs is not None:
         ring = Ring(fetch, slabs.slabs(stride), copier, readers)
-    return PinnedBacking(arena, pinned, stride, ring=ring, slabs=slabs, reads=reads, close_link=link.close)
+    return PinnedBacking(
+        arena, pinned, stride, ring=ring, slabs=slabs, reads=reads, held=lambda: held_in_ram(link),
+        close_link=link.close,
+    )  # fmt: skip
 
 
 def _ram_tier(fetcher: Fetcher, addresses: Sequence[BlockAddress], ram_bytes: int) -> RamTier:

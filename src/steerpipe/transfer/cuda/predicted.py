@@ -1,6 +1,6 @@
 """What predictors say to a source on a GPU: the same words as to `transfer.source.LadderSource`."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from steerpipe.core.ids import ExpertId
 from steerpipe.transfer.cuda.observed import Observed
@@ -25,6 +25,25 @@ class Predicted(Observed):
             shelf.pump()
             shelf.busy = False
         return coming
+
+    def expect(self, experts: Sequence[tuple[int, int]]) -> None:
+        """See `core.blocks.Guessing`. Replaces what was expected before; `prefetch` has a say of its own."""
+        base = self._shelf.base
+        self._shelf.expect([base[layer] + index for layer, index in experts])
+
+    @property
+    def idle(self) -> bool:
+        """See `core.blocks.Guessing`."""
+        return not self._shelf.moving and not self._shelf.asked
+
+    @property
+    def throttled(self) -> bool:
+        """Whether what is expected is not sent any more: too few of the last guesses were used."""
+        return self._shelf.throttle.closed
+
+    def pump(self) -> None:
+        """See `core.blocks.Guessing`: while a step runs, which has opened the source."""
+        self._shelf.pump()
 
     def cancel_prefetches(self, experts: Collection[ExpertId], reason: Reason = Reason.PREFETCH) -> None:
         """Cuts what is still on its way for that reason or a lesser one. What is demanded by now goes on."""

@@ -3,7 +3,7 @@
 The order that makes it safe is in docs/adr/0008-cuda.md. The host has about 75 us per layer, most of it for others.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from steerpipe.store.residency import Residency
 from steerpipe.transfer.cuda.shelf import Shelf
@@ -18,9 +18,13 @@ class Server:
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
         self._last_layer = list(shelf.base)[-1]
+        self._before: list[int] = []  # of the layer that was served last: it may run still
 
-    def serve(self, layer: int, routed: Sequence[int], keep: Collection[int] | None) -> None:
-        """Copies first: what is touched, counted and prepared comes when they are queued."""
+    def serve(
+        self, layer: int, routed: Sequence[int], keep: Collection[int] | None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Copies first, then guesses; what is touched, counted and prepared comes when they are queued."""
         shelf, table, tally = self._shelf, self._shelf.table, self._shelf.tally
         shelf.served = shelf.busy = True
         base, here = shelf.base[layer], shelf.here
@@ -31,6 +35,11 @@ class Server:
         hits = len(numbers) - len(missing)
         if shelf.guessed or table.lingering:
             hits -= self._claim((number for number in numbers if number not in missing), kept)
+        self._before = numbers
+        shelf.passed = base  # its router has posted: earlier layers have run
+        shelf.settle_guesses(base, numbers)
+        if meanwhile is not None:
+            meanwhile()
         tally.leases += 1
         tally.leased += len(numbers)
         tally.of[Reason.DEMAND].hits += hits
@@ -39,7 +48,6 @@ class Server:
             self._await(waiting)
         if table.nominees < len(numbers) and table.free_slots + len(table.lingering) < len(numbers):
             table.nominate(NOMINEES + len(numbers), shelf.now)
-        shelf.passed = base  # its router has posted: earlier layers have run
         shelf.pump()
         shelf.busy = layer != self._last_layer
 
@@ -92,9 +100,11 @@ class Server:
                 shelf.tally.of[shelf.use(number, transient=number not in kept)].late += 1
                 waiting.append(number)
         group: list[int] = []
+        spared = {*numbers, *self._before, *shelf.expected}
         size = 1  # the first copy begins at once; then there is time, and fewer words between blocks cost the link less
         for number in absent:
-            begun = number not in kept and shelf.demand(number, transient=True, sparing=numbers)
+            begun = number not in kept and shelf.demand(number, transient=True, sparing=spared)
+            begun = begun or shelf.demand(number, transient=False, sparing=spared)
             begun = begun or shelf.demand(number, transient=False, sparing=numbers)  # a layer has to be there together
             assert begun, f"{table.slots} slots cannot hold a layer's {len(numbers)} experts: `serves` said so"
             group.append(number)

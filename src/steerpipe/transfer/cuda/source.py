@@ -23,7 +23,7 @@ from steerpipe.store.residency import Residency
 from steerpipe.transfer.cuda.ahead import LayerAhead
 from steerpipe.transfer.cuda.backing import Backing, LayerBlocks, number_experts, shut
 from steerpipe.transfer.cuda.copier import Copier, PacedCopier
-from steerpipe.transfer.cuda.guesses import CHUNK_BYTES
+from steerpipe.transfer.cuda.guesses import CHUNK_BYTES, WINDOW
 from steerpipe.transfer.cuda.landing import LEAST_SLOTS, SlotRing, can_land
 from steerpipe.transfer.cuda.lease import CudaLease
 from steerpipe.transfer.cuda.loading import load_all
@@ -47,7 +47,7 @@ class CudaSource(Predicted):
         self, layers: Mapping[int, LayerBlocks], backing: Backing, *, slots: int, device: torch.device,
         policy: Policy | str = "lfru", transient_limit: int | None = None, copier: Copier | None = None,
         pace: float | None = None, pack: Pack | None = None, progress: Progress = silent, direct: bool | None = None,
-        chunk_bytes: int = CHUNK_BYTES,
+        chunk_bytes: int = CHUNK_BYTES, window: int = WINDOW,
     ) -> None:  # fmt: skip
         """Takes backing and copier over: they are closed with the source. `layers` in the model's order.
 
@@ -71,7 +71,7 @@ class CudaSource(Predicted):
         table = LendingTable(experts, slots, chosen, limit, lingers=True)
         paced = PacedCopier(base, pace) if pace else base
         super().__init__(Shelf(layers, backing, self._memory, paced, table, limit), close)
-        self._shelf.chunk_bytes = chunk_bytes
+        self._shelf.chunk_bytes, self._shelf.window = chunk_bytes, window
         self._ahead = LayerAhead(self._shelf, layers)
         self._server = Server(self._shelf)
         endings.append(self._server.end)
@@ -155,7 +155,10 @@ class CudaSource(Predicted):
             copier.join(copier.copied())
         self._shelf.busy = True  # until the last layer is served
 
-    def serve(self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None) -> None:
+    def serve(
+        self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         """See BlockSource. Waits only for what is not in pinned memory. TransferError: then call `release`."""
         self._check_open()
         self._shelf.now += layer == self._first
@@ -163,7 +166,7 @@ class CudaSource(Predicted):
             return
         if self._shelf.sent:
             self._ahead.drop(set())
-        self._server.serve(layer, routed, keep)
+        self._server.serve(layer, routed, keep, meanwhile)
 
     def release(self) -> None:
         """See BlockSource."""

@@ -1,0 +1,235 @@
+"""What prediction is worth on a GPU at full shape: live steps with recorded routing and forecasts, beside `replay`.
+
+    PYTHONPATH=src:. python benchmarks/predict_on_gpu.py --forecasts FILE [--format int4] --json FILE
+    PYTHONPATH=src:. python benchmarks/predict_rows.py --forecasts FILE --json FILE     # adds replay, anywhere
+
+The forecasts are written by record_forecasts.py. Every row decodes the same tokens over the same page-locked blocks;
+the arithmetic of a predictor runs at its taps with made-up weights, and its answers are the recorded ones. The machine
+that `replay` gets is measured first, on other routings (`rates`), once for all rows. Rows are served by the host, but
+where it says "direct". Link utilisation is bytes moved over the link's measured rate.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.predict_rows import ROWS, Rates, Row
+from steerpipe.bench.budgets import Ladder
+from steerpipe.bench.forecasts import ForecastFile, read_forecasts
+from steerpipe.bench.prediction import ToldReuse, belady, made_up_forecaster, made_up_transformers, spoken
+from steerpipe.bench.residents import ResidentBlocks
+from steerpipe.bench.rig import Rig
+from steerpipe.bench.routing import Routing, never_again
+from steerpipe.bench.shapes import Shape, make_shape
+from steerpipe.store.formats import parse_expert_format
+from steerpipe.store.policies import Policy
+from steerpipe.transfer.cuda.backing import LayerBlocks
+from steerpipe.transfer.cuda.source import CudaSource
+from steerpipe.transfer.machine import slots_of_share
+from steerpipe.transfer.recorded import Recording
+
+CONTEXT = 128
+SETTLE, STEPS = 16, 32  # of a rate
+LENGTHS = 1 + 2  # steps that capture graphs before the first token counts
+
+
+class Bench:
+    """One shape on one device; sources are opened over the same page-locked blocks."""
+
+    def __init__(self, shape: Shape, file: ForecastFile, given: argparse.Namespace) -> None:
+        self.shape, self.file, self.given = shape, file, given
+        self.device = torch.device("cuda")
+        self.rig = Rig(shape, self.device, torch.bfloat16, sequences=1, tokens=1024, kernels=True)
+        self.ladder = Ladder(shape, self.device)
+        self.link = self.ladder.measure_link()
+        self.blocks = LayerBlocks(shape.moe.experts, shape.layout.form, shape.layout.block_bytes)
+
+    @contextmanager
+    def open(self, slots: int, policy: Policy | str = "lfru", *, direct: bool = False) -> Iterator[CudaSource]:
+        layers = dict.fromkeys(self.shape.spec.moe_layers, self.blocks)
+        with CudaSource(
+            layers, self.ladder.backing, slots=slots, device=self.device, policy=policy, direct=direct,
+            chunk_bytes=self.given.chunk << 10, window=self.given.window,
+        ) as source:  # fmt: skip
+            yield source
+        self.rig.forget()
+
+    def steps(self, source: Any, routing: Routing, before: int, count: int) -> tuple[list[float], dict[str, float]]:
+        """Seconds of `count` steps after `before` of them, and what the source did in one step."""
+        kv = self.rig.sequence(CONTEXT)
+        try:
+            for length in (CONTEXT, CONTEXT + 1, CONTEXT + before + count):
+                self.rig.check(source, [kv], routing, length)
+            kv.truncate(CONTEXT)
+            self.rig.decode(source, [kv], routing, 0, before)
+            begun = source.counters() if hasattr(source, "counters") else None
+            steps = self.rig.decode(source, [kv], routing, before, count)
+            if begun is None:
+                return steps, {}
+            spent = source.counters() - begun
+            return steps, {
+                "misses": spent.misses / count, "late": spent.prefetch.late / count,
+                "guessed_hits": spent.prefetch.hits / count, "hits": spent.demand.hits / count,
+                "demand_mb": spent.demand.read_bytes / count / 1e6, "guess_mb": spent.prefetch.read_bytes / count / 1e6,
+                "cut": spent.prefetch.cancelled / count, "cut_mb": spent.prefetch.cancelled_bytes / count / 1e6,
+            }  # fmt: skip
+        finally:
+            kv.free()
+
+    def rates(self) -> Rates:
+        layers, top_k = self.shape.layers, self.shape.moe.top_k
+        spent, misses = [], []
+        with self.open(3 * layers * top_k) as source:
+            for new in range(top_k + 1):
+                steps, found = self.steps(source, missing(self.shape, new, SETTLE + STEPS), SETTLE, STEPS)
+                spent.append(statistics.median(steps) / layers)
+                misses.append(found["misses"] / layers)
+        block, base = np.polyfit(misses[1:], spent[1:], 1)
+        extra = float(base) - spent[0]
+        return Rates(spent[0], max(0.0, -extra), max(0.0, extra), float(block))
+
+    def resident(self) -> float:
+        """Seconds of a step with all experts on the device."""
+        source = ResidentBlocks(self.shape, self.device)
+        steps, _ = self.steps(source, self.routing, 16, self.given.tokens)
+        source.close()
+        self.rig.forget()
+        return statistics.fmean(steps)
+
+    @property
+    def routing(self) -> Routing:
+        return Routing("recorded", self.recording.routing)
+
+    @property
+    def recording(self) -> Recording:
+        whole, count = self.file.recording, self.given.warmup + self.given.tokens
+        return Recording(whole.name, whole.routing[:count], whole.sequence[:count], whole.experts)
+
+    def policy(self, name: str) -> Policy | str:
+        if name == "belady":
+            return belady(self.recording, LENGTHS)
+        if name == "reuse":
+            assert self.file.reuse is not None, "the file has no reuse scores"
+            return ToldReuse(self.recording, self.file.reuse, LENGTHS)
+        return name
+
+    def forecaster(self, row: Row) -> Any:
+        if row.arithmetic == "transformers":
+            return made_up_transformers(self.shape, self.device)
+        return made_up_forecaster(self.shape, row.arithmetic, row.horizon, torch.bfloat16, self.device)
+
+    def live(self, row: Row, share: float) -> dict[str, Any]:
+        slots = slots_of_share(share, self.shape.all_experts)
+        with self.open(slots, self.policy(row.policy), direct=row.direct) as source:
+            if row.said:
+                said = self.file.foresight(row.said, row.horizon)
+                forecaster = self.forecaster(row)
+                self.rig.predict(forecaster, spoken(said, self.file.recording))
+            steps, found = self.steps(source, self.routing, self.given.warmup, self.given.tokens)
+            if row.said:
+                found["throttled"] = float(source.throttled)
+            if row.arithmetic == "transformers":
+                found |= {f"questions_{key}": float(each) for key, each in asdict(forecaster.questions).items()}
+            source.check_integrity()
+        moved = (found["demand_mb"] + found["guess_mb"]) * 1e6
+        mean = statistics.fmean(steps)
+        return found | {
+            "live_ms": mean * 1e3, "median_ms": statistics.median(steps) * 1e3,
+            "moved_mb": moved / 1e6, "link_utilisation": moved / self.link / mean,
+        }  # fmt: skip
+
+    def no_cache(self) -> dict[str, float]:
+        """The seeds' own comparison: nothing stays; on demand, against what was named one layer before, committed."""
+        found: dict[str, float] = {}
+        count, top_k = self.given.tokens, self.shape.moe.top_k
+        routing = never_again(self.shape, LENGTHS + self.given.warmup + count)
+        everything = Recording("none", routing.ids, np.zeros(len(routing.ids), dtype=np.int32), self.shape.moe.experts)
+        for name, arithmetic, commit in (("on demand", "", False), ("lookahead, committed", "lookahead", True)):
+            with self.open(4 * top_k) as source:
+                if arithmetic:
+                    forecaster = made_up_forecaster(
+                        self.shape, arithmetic, 1, torch.bfloat16, self.device, commit=commit
+                    )
+                    perfect = ForecastFile(everything, {}, None).foresight("perfect", 1)
+                    self.rig.predict(forecaster, spoken(perfect, everything))
+                steps, counts = self.steps(source, routing, 16, count)
+            found[name] = statistics.fmean(steps) * 1e3
+            found[f"{name}, misses"] = counts["misses"]
+        found["copy floor"] = self.shape.routed_bytes / self.link * 1e3
+        return found
+
+
+def missing(shape: Shape, new: int, tokens: int) -> Routing:
+    """The last `new` of each layer's experts go round all that are not always chosen; the others stay."""
+    kept = shape.moe.top_k - new
+    round_ = np.arange(tokens)[:, None, None] * new + 7 * np.arange(shape.layers)[None, :, None] + np.arange(new)
+    moving = kept + round_ % (shape.moe.experts - kept)  # [T, L, new]
+    staying = np.broadcast_to(np.arange(kept), (tokens, shape.layers, kept))
+    return Routing(f"{new} new", np.concatenate([staying, moving], axis=2))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--forecasts", type=Path, required=True)
+    parser.add_argument("--shape", default="qwen1.5-moe")
+    parser.add_argument("--format", default="int4", help="bf16, int8 or int4")
+    parser.add_argument("--shares", default="0.125,0.25,0.5")
+    parser.add_argument("--rows", default="", help="numbers of rows, divided by commas; default: all")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--warmup", type=int, default=48)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--chunks", default="1024x2", help="KiB of a guess at once x how many on the stream")
+    parser.add_argument("--json", type=Path, required=True)
+    given = parser.parse_args()
+    form = parse_expert_format(given.format)
+    assert form is not None, "a benchmark has no native format"
+    shape = make_shape(given.shape, form, 1024)
+    measure(Bench(shape, read_forecasts(given.forecasts, shape.moe.experts), given))
+
+
+def measure(bench: Bench) -> None:
+    """Rates, the seeds' comparison, then rows in rounds; what is known so far is kept after each."""
+    given, begin = bench.given, time.perf_counter()
+    chunks = [tuple(map(int, each.split("x"))) for each in given.chunks.split(",")]
+    given.chunk, given.window = chunks[0]
+    bench.resident()  # clocks and caches are warm afterwards
+    resident, rates = bench.resident(), bench.rates()
+    found: dict[str, Any] = {
+        "format": given.format, "tokens": given.tokens, "warmup": given.warmup, "link": bench.link,
+        "block_bytes": bench.shape.layout.block_bytes, "resident_ms": resident * 1e3, "rates": asdict(rates),
+        "no_cache": [bench.no_cache() for _ in range(given.rounds)], "chunks": [], "lines": [],
+    }  # fmt: skip
+    print(json.dumps(found), flush=True)
+    for chunk, window in chunks if len(chunks) > 1 else []:
+        given.chunk, given.window = chunk, window
+        spent = [bench.live(ROWS[4], 0.25)["live_ms"] for _ in range(2)]
+        found["chunks"].append({"kib": chunk, "window": window, "live_ms": spent})
+        print(found["chunks"][-1], flush=True)
+    if found["chunks"]:
+        best = min(found["chunks"], key=lambda each: statistics.fmean(each["live_ms"]))
+        given.chunk, given.window = best["kib"], best["window"]
+    rows = [ROWS[int(number)] for number in given.rows.split(",")] if given.rows else ROWS
+    for number in range(given.rounds):
+        for share in [float(each) for each in given.shares.split(",")]:
+            for row in rows:
+                line = {"row": row.name, "share": share, "round": number} | bench.live(row, share)
+                found["lines"].append(line)
+                print(
+                    f"{share:5.1%} {row.name:40} {line['live_ms']:7.3f} ms, link {line['link_utilisation']:.2f}, "
+                    f"misses {line['misses']:.1f}, late {line['late']:.1f}, cut {line['cut_mb']:.1f} MB", flush=True,
+                )  # fmt: skip
+            given.json.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"{time.perf_counter() - begin:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Routing and forecasts of nano together, for `bench decode --predict`: what it routed to in answers to held-out
+prompts, and what its shipped predictors say of it.
+
+    python benchmarks/record_forecasts.py --documents heldout.jsonl.gz --chats chats.json --out FILE [--tokens 400]
+
+The text and the split are those of train_predictors.py: no predictor was trained on these prompts. Only the answers'
+tokens are kept, as a decode step meets them; forecasts may look back at the prompt.
+"""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.predictor_material import CONTEXT, load_nano, read_text
+from steerpipe.arena.foresee import foresee, foresee_reuse, recording_of
+from steerpipe.arena.foresight import Foresight, ReuseForesight
+from steerpipe.bench.forecasts import NAMED, ForecastFile, write_forecasts
+from steerpipe.predict import files
+from steerpipe.predict.by_horizon import ByHorizon
+from steerpipe.predict.records import PackedTrace, pack_traces
+from steerpipe.predict.reuse_file import NAME, load_reuse
+from steerpipe.predict.shipped import for_model
+from steerpipe.runtime.models import find_model
+from steerpipe.trace.live import read_geometry, trace_texts
+from steerpipe.train.models import routers_of_model
+
+TEXT_TOKENS = 1_600_000  # as train_predictors reads them
+HORIZONS = (1, 2, 3)
+
+
+def previous_token(trace: PackedTrace) -> Foresight:
+    """The experts of the token before, in the same layer; sure by as much as they come back on average."""
+    experts = trace.experts.numpy().astype(np.int16)  # [N, L, k]
+    before = np.concatenate([experts[:1], experts[:-1]])
+    there = (trace.place.numpy() > 0)[:, None, None]
+    stays = (before[..., None] == experts[..., None, :]).any(-1)  # [N, L, k]
+    sure = np.broadcast_to(np.where(there, stays[there[:, 0, 0]].mean(), 0.0), before.shape)
+    return Foresight(np.stack([before] * len(HORIZONS)), np.stack([sure] * len(HORIZONS)).astype(np.float32))
+
+
+def kept_rows(found: Foresight, rows: np.ndarray) -> Foresight:
+    return Foresight(found.ranked[:, rows], found.probability[:, rows])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--documents", type=Path, required=True)
+    parser.add_argument("--chats", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tokens", type=int, default=400)
+    options = parser.parse_args()
+    model, folder = load_nano("cpu")
+    text = read_text(options.documents, options.chats, folder, TEXT_TOKENS)
+    chosen, answered = [], 0
+    for sequence in text.test:
+        if sequence.prompt in text.openings and answered < options.tokens:
+            chosen.append(sequence)
+            answered += len(sequence.tokens) - sequence.prompt_tokens
+    traced = list(trace_texts(model, chosen, states=True, state_dtype=torch.float32, max_tokens=CONTEXT))
+    trace, routers = pack_traces(traced, read_geometry(model)), routers_of_model(model)
+    rows = np.flatnonzero(
+        np.concatenate([np.arange(len(each.tokens)) >= each.prompt_tokens for each in traced])
+    )[: options.tokens]  # fmt: skip
+    shipped = for_model(find_model(None))
+    assert shipped is not None, "the package has no predictors"
+    heads = ByHorizon("heads", {h: files.load(file, routers) for h, file in shipped.heads().items() if h in HORIZONS})
+    said = {
+        "heads": foresee(heads, trace, HORIZONS, NAMED),
+        "lookahead": foresee(files.load(shipped.files["lookahead"], routers), trace, HORIZONS, NAMED),
+        "previous": previous_token(trace),
+    }
+    reuse = foresee_reuse(load_reuse(shipped.folder / NAME), trace)
+    places = {int(row): number for number, row in enumerate(rows)}
+    kept = {(places[token], layer): each for (token, layer), each in reuse.scores.items() if token in places}
+    recording = recording_of(trace, "nano's answers")
+    recording = replace(recording, routing=recording.routing[rows], sequence=recording.sequence[rows])
+    found = ForecastFile(
+        recording, {name: kept_rows(each, rows) for name, each in said.items()},
+        ReuseForesight(kept, reuse.half_life_tokens),
+    )  # fmt: skip
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    write_forecasts(options.out, found)
+    for name, each in found.said.items():
+        top = each.ranked[..., : recording.top_k]
+        hit = (top[..., None] == recording.routing[None, :, :, None, :]).any(-1) & (
+            each.probability[..., : top.shape[-1]] > 0
+        )
+        print(f"{name}: recall@{recording.top_k} {' / '.join(f'{share:.3f}' for share in hit.mean(axis=(1, 2, 3)))}")
+    print(f"{recording.tokens} tokens of {len(np.unique(recording.sequence))} answers → {options.out}")
+
+
+if __name__ == "__main__":
+    main()

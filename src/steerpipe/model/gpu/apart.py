@@ -1,0 +1,147 @@
+"""A predictor beside the step, not inside it: a graph of its own on a stream of its own, launched by the host.
+
+The seed's ExpertTransformer reads nothing but routing, which the host knows when a router has posted. So it can run
+while the layer does, and its answer is for two layers later. Where it is slower than the layers come, it is asked less
+often: never twice at once. Legend: L MoE layers, S steps of history, E experts, k experts per row, n named.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from steerpipe.core.blocks import Guessing
+from steerpipe.kernels.foretell import foretell
+from steerpipe.model.gpu.mailbox import Mailbox
+from steerpipe.model.gpu.steer import Steer
+from steerpipe.model.gpu.tap import NAMED
+
+Network = Callable[[Tensor], Tensor]  # history [1, S, E] → logits [1, E]
+
+
+@dataclass(slots=True)
+class Questions:
+    """How often a predictor could have been asked, was asked, and had answered before its layer came."""
+
+    possible: int = 0
+    asked: int = 0
+    in_time: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ApartForecaster:
+    """One network for every target layer, `horizon` layers ahead; `steps` layers of routing are shown to it."""
+
+    networks: tuple[Network, ...]
+    experts: int
+    top_k: int
+    steps: int = 10
+    horizon: int = 2
+    dtype: torch.dtype = torch.bfloat16
+    questions: Questions = field(default_factory=Questions)
+
+
+class Apart:
+    """The graphs of such a predictor: one for every layer at which it is asked. One thread."""
+
+    def __init__(self, forecaster: ApartForecaster, device: torch.device) -> None:
+        self.forecaster = forecaster
+        layers = len(forecaster.networks)
+        self.words = Mailbox(layers, NAMED, pinned=True)
+        self.forced = torch.full((layers, NAMED), -1, dtype=torch.int32, device=device)
+        self._history = torch.full((layers, forecaster.top_k), -1, dtype=torch.int64, pin_memory=True)
+        self._stamp = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+        self._here, self._stamped = self._history.to(device), self._stamp.to(device)  # what the graphs compute with
+        self._stream = torch.cuda.Stream(device, priority=-1)
+        self._done = torch.cuda.Event()
+        self._one, self._zero = torch.ones(1, device=device), torch.zeros(1, device=device)
+        self._graphs = [self._capture(order) for order in range(layers)]
+
+    def ask(self, order: int, routed: Sequence[int], stamp: int) -> bool:
+        """Layer `order` has routed. False: the last question is not answered yet, this one is not asked."""
+        if order == 0:
+            self._history.fill_(-1)
+        self._history[order, : len(routed)] = torch.tensor(routed)
+        if not self._done.query():
+            return False
+        self._stamp[0] = stamp
+        with torch.cuda.stream(self._stream):
+            self._graphs[order].replay()
+            self._done.record()
+        return True
+
+    def seconds(self, order: int, rounds: int = 50) -> float:
+        """What one question takes on the device when nothing else runs."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.cuda.stream(self._stream):
+            self._graphs[order].replay()
+            begin.record()
+            for _ in range(rounds):
+                self._graphs[order].replay()
+            end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / rounds / 1e3
+
+    def _capture(self, order: int) -> torch.cuda.CUDAGraph:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            self._answer(order)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+            self._answer(order)
+        return graph
+
+    def _answer(self, order: int) -> None:
+        made = self.forecaster
+        self._here.copy_(self._history, non_blocking=True)
+        self._stamped.copy_(self._stamp, non_blocking=True)
+        first = max(0, order + 1 - made.steps)
+        shown = self._here[first : order + 1]  # [s, k], -1 where a layer had fewer
+        hot = torch.zeros(made.steps, made.experts + 1, dtype=made.dtype, device=shown.device)
+        hot[made.steps - len(shown) :].scatter_(1, shown.remainder(made.experts + 1), 1.0)  # -1: the last, not shown
+        target = (order + made.horizon) % len(made.networks)
+        logits = made.networks[target](hot[None, :, : made.experts]).float()
+        foretell(
+            logits, None, top_k=made.top_k, renormalise=False, scale=self._one, bias=self._zero,
+            positions=self._stamped, stamp=self._stamped, words=self.words.words[order], forced=self.forced[order],
+        )  # fmt: skip
+
+
+class SteerApart(Steer):
+    """As Steer, of a predictor that is asked by the host when a layer has come."""
+
+    def __init__(self, source: Guessing, apart: Apart, layers: Sequence[int]) -> None:
+        super().__init__(source, apart.words, layers, 1)
+        self.apart = apart
+        self._routed: Sequence[int] | None = None  # of the layer that has just come: to be asked about
+        self._pending: int | None = None  # the layer at which the open question was asked
+
+    def served(self, routed: Sequence[int]) -> None:
+        super().served(routed)
+        self._routed = routed
+
+    def poll(self) -> None:
+        if self._routed is not None:
+            self._ask(self._served - 1, self._routed)
+            self._routed = None
+        super().poll()
+
+    def _ask(self, order: int, routed: Sequence[int]) -> None:
+        questions = self.apart.forecaster.questions
+        questions.possible += 1
+        if self.apart.ask(order, routed, self._stamp):
+            questions.asked += 1
+            self._pending = order
+
+    def _listen(self) -> bool:
+        if self._pending is None:
+            return False
+        words = self._words.look(self._pending, self._stamp)
+        if words is None:
+            return False
+        target = self._pending + self.apart.forecaster.horizon
+        self._pending = None
+        self._heard(target, words)
+        self.apart.forecaster.questions.in_time += target >= self._served
+        return target >= self._served

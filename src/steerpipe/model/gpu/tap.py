@@ -1,0 +1,169 @@
+"""A predictor inside one row's graph: at each router it says what the next layers will need, on a branch of its own.
+
+A trained head is a product of low rank beside the target's own router (predict/head.py); without one the router alone
+looks ahead. Legend: L MoE layers, h horizons, n experts that are named, H hidden, E experts, r rank.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from steerpipe.kernels.foretell import Correction, HeadInputs, foretell, look
+from steerpipe.kernels.linear import row_linear
+from steerpipe.model.gpu.mailbox import Mailbox
+from steerpipe.model.gpu.rows import Step
+from steerpipe.model.moe import MoeWeights
+from steerpipe.model.spec import ModelSpec
+from steerpipe.model.weights import ModelWeights
+
+NAMED = 8
+_EXPERT, _PROBABILITY = 0xFFFF, 0x7FFF  # masks of a word's parts
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A trained head of one horizon, for all target layers, and what makes probabilities of its logits."""
+
+    down: Tensor  # [L, r, D], in the model's dtype, as are those below
+    down_bias: Tensor  # [L, r]
+    up: Tensor  # [L, E, r]
+    up_bias: Tensor  # [L, E]
+    scale: Tensor  # [L] fp32
+    bias: Tensor  # [L] fp32
+
+
+@dataclass(frozen=True, slots=True)
+class Lookahead:
+    """The target's own router on what exists at the decision."""
+
+    scale: Tensor  # [L] fp32
+    bias: Tensor  # [L] fp32
+
+
+@dataclass(frozen=True, slots=True)
+class Sighted:
+    """What there is at a tap: the layer's router has decided, and its shared expert has run."""
+
+    order: int  # of the MoE layer
+    x: Tensor  # [1, H]: after attention
+    normed: Tensor  # [1, H]: through the layer's norm
+    shared: Tensor | None  # [1, H]
+    switch: Tensor | None  # [1, 1]
+    experts: Tensor  # [1, k] int32
+    gates: Tensor  # [1, k] fp32
+
+
+@dataclass(frozen=True, slots=True)
+class Forecaster:
+    """Who looks 1, 2 ... layers ahead. `commit`: what is named one layer ahead is computed; its router is not asked."""
+
+    ways: tuple[Head | Lookahead, ...]
+    commit: bool = False
+
+    @property
+    def horizon(self) -> int:
+        return len(self.ways)
+
+
+@dataclass(slots=True)
+class Tap:
+    """The branch of one graph. Its buffers stay where they are; `words` row (order, horizon - 1) gets its answer."""
+
+    spec: ModelSpec
+    weights: ModelWeights
+    forecaster: Forecaster
+    dtype: torch.dtype
+    device: torch.device
+    words: Mailbox = field(init=False)
+    forced: Tensor = field(init=False)  # [L, h, n] int32: what is said instead; -1: its own
+    _inputs: list[Tensor | None] = field(init=False)  # by horizon: [L, D]
+    _held: list[Tensor] = field(init=False, default_factory=list)  # until the branch is joined: nobody may write there
+    _said: torch.cuda.Event | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        layers, horizon = len(self.spec.moe_layers), self.forecaster.horizon
+        self.words = Mailbox(layers * horizon, NAMED, pinned=self.device.type == "cuda")
+        self.forced = torch.full((layers, horizon, NAMED), -1, dtype=torch.int32, device=self.device)
+        self._inputs = [
+            torch.zeros(layers, way.down.shape[2], dtype=self.dtype, device=self.device)
+            if isinstance(way, Head) else None
+            for way in self.forecaster.ways
+        ]  # fmt: skip
+
+    def decides(self, order: int) -> bool:
+        """Whether that layer computes what was named for it."""
+        return self.forecaster.commit and order > 0
+
+    def take_decided(self, order: int, stamp: int, finished: Callable[[], bool]) -> list[int]:
+        """Waits for what was named for a layer that the tap decides: its experts, ascending."""
+        words = self.words.wait((order - 1) * self.forecaster.horizon, stamp, finished)
+        top_k = self.spec.moe(self.spec.moe_layers[order]).top_k
+        return sorted({word & _EXPERT for word in words[:top_k]})
+
+    def look(self, seen: Sighted, step: Step) -> None:
+        """Queues the tap on the step's branch, behind what is queued now."""
+        side = step.side
+        if side is None:
+            self._look(seen, step)
+            return
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._look(seen, step)
+
+    def await_said(self) -> None:
+        """What is queued from now on comes after what the last tap said of the next layer."""
+        if self._said is not None:
+            torch.cuda.current_stream().wait_event(self._said)
+
+    def join(self, side: torch.cuda.Stream | None) -> None:
+        """The end of a step."""
+        if side is not None:
+            torch.cuda.current_stream().wait_stream(side)
+        self._held.clear()
+        self._said = None
+
+    def _look(self, seen: Sighted, step: Step) -> None:
+        layers = len(self.spec.moe_layers)
+        state = torch.empty_like(seen.x)
+        self._held += [each for each in (seen.x, seen.normed, seen.shared, seen.switch, state) if each is not None]
+        for number, way in enumerate(self.forecaster.ways):
+            target = (seen.order + number + 1) % layers
+            rows = self._inputs[number]
+            inputs = None if rows is None else HeadInputs(rows, seen.order, target)
+            if inputs is not None or number == 0:
+                look(
+                    seen.x, seen.shared, seen.switch, seen.normed, seen.experts, seen.gates, state=state, inputs=inputs
+                )  # fmt: skip
+            self._foretell(number, way, target, seen.order, state, step)
+            if number == 0 and step.side is not None:
+                self._said = torch.cuda.Event()
+                self._said.record(step.side)
+
+    def _foretell(
+        self, number: int, way: Head | Lookahead, target: int, order: int, state: Tensor, step: Step
+    ) -> None:  # fmt: skip
+        layer = self.spec.moe_layers[target]
+        own, moe = self.weights.layers[layer], self.spec.moe(layer)
+        assert isinstance(own.mlp, MoeWeights), "a MoE layer"
+        rows, correction = self._inputs[number], None
+        logits = state.new_empty(1, moe.experts, dtype=torch.float32)
+        quasi = torch.empty_like(state) if rows is None else rows[target : target + 1, : state.shape[1]]
+        row_linear(state, own.mlp.router, out=logits, norm=own.mlp_norm, eps=self.spec.norm_eps, normed=quasi)
+        if isinstance(way, Head) and rows is not None:
+            hidden = state.new_empty(1, way.down.shape[1])
+            row_linear(rows[target : target + 1], way.down[target], out=hidden, bias=way.down_bias[target])
+            correction = Correction(hidden, way.up[target], way.up_bias[target])
+        decided = number == 0 and self.decides(target)
+        foretell(
+            logits, correction, top_k=moe.top_k, renormalise=moe.renormalise, scale=way.scale[target : target + 1],
+            bias=way.bias[target : target + 1], positions=step.positions, stamp=step.stamp,
+            words=self.words.words[order * self.forecaster.horizon + number], forced=self.forced[order, number],
+            experts=step.experts[target] if decided else None, gates=step.gates[target] if decided else None,
+        )  # fmt: skip
+
+
+def probabilities_of(words: Sequence[int]) -> list[tuple[int, float]]:
+    """(expert, probability) of the words of one answer."""
+    return [(word & _EXPERT, (word >> 16 & _PROBABILITY) / _PROBABILITY) for word in words]

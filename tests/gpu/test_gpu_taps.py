@@ -1,0 +1,150 @@
+"""The law with predictors inside the graph: whatever they say, and whatever the link then moves, no bit changes."""
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+
+from steerpipe.core.events import RoutingRecord
+from steerpipe.store.formats import ExpertFormat
+from steerpipe.transfer.cuda.source import CudaSource
+from tests.support.running import Loaded
+from tests.support.tiny import VOCAB, tiny
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+if torch.cuda.is_available():  # importing kernels needs triton
+    from steerpipe.model.gpu.apart import ApartForecaster
+    from steerpipe.model.gpu.tap import NAMED, Forecaster, Head, Lookahead
+    from tests.support.gpu import load_gpu, pack_of
+
+CUDA = torch.device("cuda")
+STEPS, EXPERTS, TOP_K, SLOTS = 40, 24, 4, 36
+SURE = 0x7FFF << 16
+
+
+@functools.cache
+def model(form: str) -> Loaded:
+    made = tiny("qwen2_moe", num_experts=EXPERTS, num_experts_per_tok=TOP_K, num_hidden_layers=4)
+    return load_gpu(pack_of(made.folder, ExpertFormat(form)), torch.bfloat16, CUDA)
+
+
+class Routes:
+    """[steps, L, k]: what one-row steps routed to."""
+
+    def __init__(self) -> None:
+        self.records: list[list[int]] = []
+
+    def observe(self, record: RoutingRecord) -> None:
+        self.records.append(record.experts.reshape(-1)[:TOP_K].tolist())
+
+
+def drive(loaded: Loaded, experts: object, routes: Routes | None, said: list[Tensor] | None) -> Tensor:
+    """A prompt and one row after the other: all logits, as bits."""
+    use = replace(loaded, experts=experts)
+    tokens = Random(3).choices(range(VOCAB), k=41 + STEPS)
+    kv = loaded.pool.sequence()
+    logits = [use.prefill(tokens[:41], (), kv)]
+    for step in range(STEPS):
+        loaded.decoder.said = None if said is None else said[step]
+        logits.append(use.one_row(tokens[41 + step : 42 + step], kv, sink=routes))
+    kv.free()
+    return torch.cat(logits).cpu().view(torch.int32)
+
+
+@functools.cache
+def truth(form: str) -> tuple[Tensor, Tensor]:
+    """Bits of the logits with everything resident, and what was routed to [STEPS, L, k]."""
+    routes, loaded = Routes(), model(form)
+    bits = drive(loaded, loaded.experts, routes, None)
+    return bits, torch.tensor(routes.records).view(STEPS, len(loaded.spec.moe_layers), TOP_K)
+
+
+def words(kind: str, routed: Tensor, horizon: int) -> list[Tensor]:
+    """What is said at every tap of every step; "own": what the taps find themselves."""
+    steps, layers, _ = routed.shape
+    said = torch.full((steps, layers, horizon, NAMED), -1, dtype=torch.int32)
+    random = torch.Generator().manual_seed(5)
+    flat = routed.reshape(-1, TOP_K)
+    for place in range(steps * layers):
+        for ahead in range(1, horizon + 1):
+            right = flat[min(place + ahead, len(flat) - 1)]
+            wrong = torch.tensor([each for each in range(EXPERTS) if each not in right.tolist()])
+            chosen = {
+                "perfect": right,
+                "wrong": wrong[:TOP_K],
+                "random": torch.randperm(EXPERTS, generator=random)[:TOP_K],
+            }
+            if kind in chosen:
+                row = said[place // layers, place % layers, ahead - 1]
+                row[:] = 0
+                row[:TOP_K] = chosen[kind].to(torch.int32) | SURE
+    return [each.to(CUDA) for each in said]
+
+
+def forecaster(loaded: Loaded, way: str, horizon: int, *, commit: bool = False) -> "Forecaster | ApartForecaster":
+    layers, hidden = len(loaded.spec.moe_layers), loaded.spec.hidden
+    scale, bias = torch.ones(layers, device=CUDA), torch.zeros(layers, device=CUDA)
+
+    def drawn(*sizes: int) -> Tensor:
+        return torch.randn(sizes, device=CUDA, dtype=torch.bfloat16)
+
+    if way == "apart":
+        network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(10 * EXPERTS, EXPERTS)).to(
+            CUDA, torch.bfloat16
+        )
+        return ApartForecaster((network,) * layers, EXPERTS, TOP_K)
+    if way == "lookahead":
+        return Forecaster((Lookahead(scale, bias),) * horizon, commit)
+    head = Head(
+        drawn(layers, 5, 2 * hidden + 2 * EXPERTS), drawn(layers, 5), drawn(layers, EXPERTS, 5),
+        drawn(layers, EXPERTS), scale, bias,
+    )  # fmt: skip
+    return Forecaster((head,) * horizon, commit)
+
+
+@contextmanager
+def predicting(loaded: Loaded, made: "Forecaster | ApartForecaster") -> Iterator[None]:
+    loaded.decoder.forecaster = made
+    yield
+    loaded.decoder.forecaster = loaded.decoder.said = None
+
+
+@pytest.mark.parametrize("kind", ["own", "perfect", "wrong", "random"])
+@pytest.mark.parametrize(("way", "horizon"), [("head", 1), ("head", 3), ("lookahead", 2), ("apart", 2)])
+@pytest.mark.parametrize("form", ["bfloat16", "int4"])
+def test_no_bit_depends_on_a_predictor_in_the_graph(form: str, way: str, horizon: int, kind: str) -> None:
+    bits, routed = truth(form)
+    loaded = model(form)
+    pack = loaded.experts.pack
+    with CudaSource.open(pack, slots=SLOTS, device=CUDA, pinned_bytes=1 << 30, direct=False) as source:
+        source._shelf.chunk_bytes = 2048  # blocks of 4 to 7 KB: several chunks each
+        with predicting(loaded, forecaster(loaded, way, horizon)):
+            found = drive(loaded, source, None, words(kind, routed, horizon))
+        assert torch.equal(found, bits)
+        counts = source.counters()
+        assert counts.misses
+        if kind == "perfect" and way != "apart":
+            assert counts.prefetch.hits + counts.prefetch.late > 20
+        source.check_integrity()
+
+
+def test_what_is_committed_is_computed_and_its_router_is_not_asked() -> None:
+    _, routed = truth("bfloat16")
+    loaded = model("bfloat16")
+    with CudaSource.open(loaded.experts.pack, slots=SLOTS, device=CUDA, pinned_bytes=1 << 30, direct=False) as source:
+        with predicting(loaded, forecaster(loaded, "lookahead", 1, commit=True)):
+            routes = Routes()
+            drive(loaded, source, routes, words("wrong", routed, 1))
+        source.check_integrity()
+    found = torch.tensor(routes.records).view(STEPS, len(loaded.spec.moe_layers), TOP_K)
+    named = torch.stack([each[:, 0, :TOP_K].cpu() & 0xFFFF for each in words("wrong", routed, 1)])
+    assert torch.equal(found[:, 1:], named[:, :-1].to(found.dtype)), "every layer but the first has what was named"
