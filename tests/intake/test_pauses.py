@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from steerpipe.intake.pauses import SPECULATIVE_ENTER, Debounce, TypingPace
+from steerpipe.intake.pauses import SPECULATIVE_ENTER, Debounce, TypingPace, before_enter
 
 
 def test_it_is_time_when_nothing_was_typed_for_a_while() -> None:
@@ -50,3 +50,10 @@ def test_the_last_minutes_count_most() -> None:
         pace = pace.after(0.1, 1)
     rate = pace.tokens_per_second(1.0)
     assert rate is not None and 9 < rate <= 10.0
+
+
+@pytest.mark.parametrize(
+    ("end", "seconds"), [("me?", 0.03), ("Done. ", 0.03), ("日本。", 0.03), ("me", 0.25), ("3.5", 0.25), ("", 0.25)]
+)
+def test_a_text_that_ends_with_a_sentence_is_taken_as_complete_sooner(end: str, seconds: float) -> None:
+    assert before_enter(end).quiet_seconds == seconds

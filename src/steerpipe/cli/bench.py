@@ -27,6 +27,8 @@ def decode(
     prefill: Annotated[int, typer.Option(help="tokens of a prompt that is measured too; 0: none")] = 0,
     policy: Annotated[str, typer.Option(help="which expert leaves a slot first: lfru or lru")] = "lfru",
     driver: Annotated[str, typer.Option(help="who brings what one row misses: auto, direct (itself), served")] = "auto",
+    predict: Annotated[str, typer.Option(help="whose forecasts of --routing: heads, lookahead, perfect …")] = "none",
+    horizon: Annotated[int, typer.Option(help="layers that they look ahead: 1, 2 or 3")] = 2,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     dtype: Annotated[str, typer.Option(help="of dense weights: auto, bfloat16 or float32")] = "auto",
     seed: Annotated[int, typer.Option(help="of weights and routing")] = 0,
@@ -44,8 +46,8 @@ def decode(
 
         options = parse_options(
             shape=shape, formats=formats, residency=residency, context=context, batch=batch, routing=routing,
-            tokens=tokens, repeats=repeat, warmup=warmup, prefill=prefill, policy=policy, driver=driver, device=device,
-            dtype=dtype, seed=seed,
+            tokens=tokens, repeats=repeat, warmup=warmup, prefill=prefill, policy=policy, driver=driver,
+            predict=predict, horizon=horizon, device=device, dtype=dtype, seed=seed,
         )  # fmt: skip
         command.decode(options, json_file)
 
@@ -89,5 +91,46 @@ def serve(
         options = ServeOptions(serve_command.parse_clients(clients), answers, tokens)
         arguments = [*([model] if model else []), *(["--max-batch", str(max_batch)] if max_batch else [])]
         serve_command.serve(options, url=url, key=api_key, arguments=arguments, json_file=json_file)
+
+    guarded(run, debug)
+
+
+@benches.command()
+def typing(
+    log: Annotated[Path, typer.Argument(help="keystroke log, such as examples/keystrokes.jsonl")],
+    model: Annotated[
+        str | None, typer.Option(help="checkpoint folder, pack, or hub name; default: the embedded")
+    ] = None,
+    texts: Annotated[Path | None, typer.Option(help="JSON lines of prompts, typed with the log's timing")] = None,
+    prompts: Annotated[int, typer.Option(help="how many, at most")] = 100,
+    arms: Annotated[str, typer.Option(help="what is done while typing: nothing,prefill,…,all")] = "nothing,prefill,all",
+    cold: Annotated[bool, typer.Option("--cold", help="every prompt finds an empty cache of experts")] = False,
+    real_time: Annotated[
+        bool, typer.Option("--real-time", help="wait for the keys instead of skipping the time")
+    ] = False,
+    last: Annotated[
+        float | None, typer.Option(help="type only so many seconds before Enter; what came before is computed")
+    ] = None,
+    fast_memory: Annotated[str, typer.Option(help="slots for experts: 4GiB, or 25% of them")] = "25%",
+    ram: Annotated[str | None, typer.Option(help="memory for experts in RAM, slots included")] = None,
+    pace: Annotated[str | None, typer.Option(help="slow the link to so many bytes per second")] = None,
+    dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32")] = "auto",
+    threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
+    json_file: JsonFile = None,
+    debug: Debug = False,
+) -> None:
+    """Milliseconds from Enter to the first token, with and without the work that is done while somebody types."""
+
+    def run() -> None:
+        from steerpipe.bench import typing_command
+        from steerpipe.bench.typing import TypingOptions
+        from steerpipe.core.config import load_config
+
+        options = TypingOptions(tuple(arms.split(",")), warm=not cold, virtual=not real_time, last_seconds=last)
+        flags = {
+            "fast_memory": fast_memory, "ram": ram, "pace": pace, "dtype": dtype, "threads": threads,
+            "profile": False, "predict": "off",
+        }  # fmt: skip
+        typing_command.run(model, load_config(flags), log, texts, prompts, options, json_file)
 
     guarded(run, debug)

@@ -9,8 +9,9 @@ from steerpipe.core.events import Completion, FinishReason, PromptEvent, Sequenc
 from steerpipe.core.ids import SequenceId
 from steerpipe.core.protocols import RoutingSink
 from steerpipe.core.random import fresh_seed
+from steerpipe.engine.limits import answer_limit
 from steerpipe.engine.prefixes import PrefixStore
-from steerpipe.engine.request import Request, Sequence
+from steerpipe.engine.request import Prepared, Request, Sequence
 from steerpipe.engine.scheduler import DecodeStep, PrefillStep, Scheduler, reserved_blocks
 from steerpipe.engine.step import Experts, StepRunner
 from steerpipe.engine.tokenizer import TextCodec
@@ -57,10 +58,54 @@ class Engine:
         self._prefixes = PrefixStore(pool)
         self._scheduler = Scheduler(self._prefixes, max_batch=max_batch, prefill_chunk=prefill_chunk)
         self._finished: dict[SequenceId, Completion] = {}
+        self._due: list[Event] = []  # of answers that were prepared, for the next step to tell
 
     def submit(self, request: Request) -> SequenceId:
         """Queues a request, or raises RequestError if it could never run."""
-        limit = self._answer_limit(request)
+        sequence = self._sequence(request)
+        self._scheduler.add(sequence)
+        return sequence.id
+
+    def prepare(self, request: Request, ahead: int = 0) -> SequenceId:
+        """Queues what may be asked for soon: a prompt alone, or with `ahead` the first so many tokens of its answer.
+
+        It runs in the background, a cell at a time, and `step` tells nothing of it. Of an answer nothing stays unless
+        it is claimed; it may be given up at any time. Raises RequestError as `submit` does.
+        """
+        assert request.prompt_only == (not ahead), "a prompt alone, or so many tokens"
+        sequence = self._sequence(request)
+        sequence.quiet, sequence.ahead = True, ahead
+        self._scheduler.add(sequence)
+        return sequence.id
+
+    def prepared(self, sequence_id: SequenceId) -> Prepared | None:
+        """How far a prepared answer has come; None: it was given up, or claimed."""
+        sequence = self._scheduler.find(sequence_id)
+        return None if sequence is None or not sequence.quiet else sequence.progress()
+
+    def claim(self, sequence_id: SequenceId) -> bool:
+        """Somebody asks for a prepared answer: the next step tells its tokens, and it goes on as if submitted now.
+
+        False: it is gone, because it was given up or there is no room for the rest of it; submit the request.
+        """
+        sequence = self._scheduler.find(sequence_id)
+        if sequence is None:
+            return False
+        reason = sequence.held[-1].finish_reason if sequence.held else None
+        if reason is None and not self._scheduler.claim(sequence):
+            return False
+        self._due += sequence.claim()
+        if reason is not None:
+            self._end(sequence, reason)
+        return True
+
+    @property
+    def prefixes(self) -> PrefixStore:
+        """Prompts that are kept for reuse."""
+        return self._prefixes
+
+    def _sequence(self, request: Request) -> Sequence:
+        limit = answer_limit(request, self._runner.vocab, self._max_context)
         settings = request.settings
         hidden = (*self._ends, *settings.stop_token_ids)
         context = request.prompt_ids if request.continues else ()
@@ -77,12 +122,16 @@ class Engine:
                 f"the request may need {reserved_blocks(sequence)} KV blocks; there are {self._pool.capacity_blocks}",
                 fix="ask for fewer tokens, or raise kv_memory",
             )
-        self._scheduler.add(sequence)
-        return sequence.id
+        return sequence
 
     @property
     def idle(self) -> bool:
-        return self._scheduler.idle
+        return self._scheduler.idle and not self._due
+
+    @property
+    def answering(self) -> bool:
+        """Whether anybody waits for an answer: all but the background."""
+        return self._scheduler.wanted
 
     @property
     def compute_seconds(self) -> float:
@@ -102,14 +151,17 @@ class Engine:
 
     def step(self) -> list[Event]:
         """One prefill chunk or one decode step; what came of it. A sequence that fails does not stop the others."""
+        if self._due:
+            due, self._due = self._due, []
+            return due
         step = self._scheduler.next_step()  # who runs
         if step is None:
             return []
         return self._prefill(step) if isinstance(step, PrefillStep) else self._decode(step)
 
     def runs(self, sequence_id: SequenceId) -> bool:
-        """Whether a sequence waits or runs: it has been submitted and has not ended."""
-        return self._scheduler.find(sequence_id) is not None
+        """Whether there is more to come of a sequence: it has been submitted and has not ended."""
+        return self._scheduler.find(sequence_id) is not None or any(e.sequence == sequence_id for e in self._due)
 
     def cancel(self, sequence_id: SequenceId) -> None:
         """Ends a sequence early; its completion says so. Nothing happens if it has ended already."""
@@ -117,6 +169,10 @@ class Engine:
         if sequence is not None:
             sequence.ended = time.perf_counter()
             self._end(sequence, FinishReason.CANCELLED)
+
+    def ended(self, sequence_id: SequenceId) -> bool:
+        """Whether there is a completion to take."""
+        return sequence_id in self._finished
 
     def take_completion(self, sequence_id: SequenceId) -> Completion:
         """The finished answer, once. It is kept until somebody takes it."""
@@ -131,9 +187,13 @@ class Engine:
         """Gives up every prompt that is kept for reuse."""
         self._prefixes.clear()
 
+    def publish_routing(self, sink: RoutingSink | None) -> None:
+        """From the next step on routing goes to `sink`, in place of the one before."""
+        self._runner.sink = sink
+
     def check_integrity(self) -> None:
-        """When idle, nothing may be held but prompts that are kept for reuse."""
-        leaked = self._pool.live_blocks - self._prefixes.held_blocks
+        """When idle, nothing may be held but prompts that are kept for reuse, and answers that were prepared."""
+        leaked = self._pool.live_blocks - self._prefixes.held_blocks - self._scheduler.parked_blocks
         assert not self.idle or leaked == 0, f"{leaked} KV blocks leaked"
 
     def _prefill(self, step: PrefillStep) -> list[Event]:
@@ -142,65 +202,52 @@ class Engine:
         try:
             done = self._runner.prefill(step)
         except SteerpipeError as error:
-            return [self._fail(sequence, error)]
+            return self._fail(sequence, error)
         sequence.prompt_logprobs += [score.logprob for score in done.scores if score.logprob is not None]
         sequence.prompt_top_logprobs += [score.top for score in done.scores]
         return self._settle_prompt(sequence, done.first) if step.last else []
 
     def _settle_prompt(self, sequence: Sequence, sampled: Sampled | None) -> list[Event]:
         request = sequence.request
-        if request.scope is not None:  # whole blocks: a shared tail would have to be copied when the answer goes on
+        if request.scope is not None and not sequence.ahead:
+            # whole blocks: a shared tail would have to be copied when the answer goes on
             whole = len(request.prompt_ids) // BLOCK * BLOCK
             self._prefixes.keep(request.scope, request.prompt_ids[:whole], sequence.kv.fork(whole))
         events: list[Event] = []
         if request.prompt_logprobs is not None or request.prompt_only:
             told = sequence.end_prompt()
-            events.append(told)
+            events += [] if sequence.quiet else [told]
             if told.finish_reason is not None:
                 self._end(sequence, told.finish_reason)
-        return [*events, self._settle(sequence, sampled)] if sampled is not None else events
+        return [*events, *self._settle(sequence, sampled)] if sampled is not None else events
 
     def _decode(self, step: DecodeStep) -> list[Event]:
         try:
             sampled = self._runner.decode(step)
         except SteerpipeError as error:
             if len(step.sequences) == 1:
-                return [self._fail(step.sequences[0], error)]
+                return self._fail(step.sequences[0], error)
             # somebody's experts or numbers are at fault: alone, each gets its own bits or its own error
             return [event for s in step.sequences for event in self._decode(DecodeStep((s,), step.batched))]
-        return [self._settle(s, token) for s, token in zip(step.sequences, sampled, strict=True)]
+        pairs = zip(step.sequences, sampled, strict=True)
+        return [event for sequence, token in pairs for event in self._settle(sequence, token)]
 
-    def _settle(self, sequence: Sequence, sampled: Sampled) -> TokenEvent:
+    def _settle(self, sequence: Sequence, sampled: Sampled) -> list[Event]:
         event = sequence.take(sampled, self._ends)
+        if sequence.quiet:
+            sequence.held.append(event)
+            if event.finish_reason is not None or len(sequence.answer) == sequence.ahead:
+                sequence.ended = time.perf_counter()
+                self._scheduler.park(sequence)
+            return []
         if event.finish_reason is not None:
             self._end(sequence, event.finish_reason)
-        return event
+        return [event]
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         self._finished[sequence.id] = sequence.completion(reason)
         self._scheduler.remove(sequence)
 
-    def _fail(self, sequence: Sequence, error: SteerpipeError) -> SequenceFailed:
+    def _fail(self, sequence: Sequence, error: SteerpipeError) -> list[Event]:
         self._scheduler.remove(sequence, failed=True)
-        return SequenceFailed(sequence.id, error)
-
-    def _answer_limit(self, request: Request) -> int:
-        """Most tokens the answer may have; checks the prompt on the way."""
-        prompt, vocab = request.prompt_ids, self._runner.vocab
-        if not prompt:
-            raise RequestError("the prompt is empty", fix="give at least one token of text")
-        strange = next((i for i in prompt if not 0 <= i < vocab), None)
-        if strange is not None:
-            raise RequestError(
-                f"token id {strange} is not in the vocabulary of {vocab}", fix="tokenise with this model"
-            )
-        unknown = next((i for i in request.settings.stop_token_ids if i >= vocab), None)
-        if unknown is not None:
-            raise RequestError(f"stop token {unknown} is not in the vocabulary of {vocab}", fix="leave it out")
-        room = self._max_context - len(prompt)
-        if room < (not request.prompt_only):
-            raise RequestError(
-                f"the prompt has {len(prompt)} tokens; the context holds {self._max_context}, answer included",
-                fix="shorten the prompt, or raise max_context if the model allows it",
-            )
-        return 0 if request.prompt_only else min(request.settings.max_tokens or room, room)
+        return [] if sequence.quiet else [SequenceFailed(sequence.id, error)]

@@ -52,7 +52,7 @@ class PrefixStore:
         self._kept.append(best)
         return best.kv.fork(length)
 
-    def keep(self, scope: str, ids: Items[int], kv: KvSequence) -> None:
+    def keep(self, scope: str, ids: Items[int] | NDArray[np.int64], kv: KvSequence) -> None:
         """Takes `kv`, which holds exactly `ids`, over. What it makes superfluous goes."""
         new = _Prefix(scope, np.asarray(ids, dtype=np.int64), kv)
         assert kv.length == len(new.ids), f"{kv.length} positions are kept for {len(new.ids)} tokens"
@@ -68,6 +68,20 @@ class PrefixStore:
         self._kept.append(new)
         if len(self._kept) > _MOST_PREFIXES:
             self._drop(self._kept[0])
+
+    def shared(self, scope: str, ids: Items[int]) -> int:
+        """How many of the first tokens of `ids` are there."""
+        wanted = np.asarray(ids, dtype=np.int64)
+        return max((_common(prefix.ids, wanted) for prefix in self._kept if prefix.scope == scope), default=0)
+
+    def cut(self, scope: str, ids: Items[int], length: int) -> None:
+        """Of beginnings of `ids` only the first `length` tokens stay; a prompt that goes on otherwise is another's."""
+        whole = np.asarray(ids, dtype=np.int64)
+        for prefix in [each for each in self._kept if each.scope == scope and len(each.ids) > length]:
+            if _common(prefix.ids, whole) == len(prefix.ids):
+                self._kept.remove(prefix)
+                prefix.kv.truncate(length)
+                self.keep(scope, prefix.ids[:length], prefix.kv)
 
     def make_room(self, blocks: int, promised: int) -> bool:
         """Whether the pool can give `blocks` beside those `promised` to others. Drops prefixes for it, or none."""

@@ -42,6 +42,15 @@ class Request:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """How far an answer has come that nobody has asked for yet."""
+
+    tokens: int
+    seconds: float  # from its first step to its last, or to now
+    done: bool  # nothing more is computed of it until somebody asks
+
+
 @dataclass(slots=True)
 class Sequence:
     """One request on its way. Owned by the scheduler; `kv` is freed when it ends."""
@@ -59,10 +68,18 @@ class Sequence:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of every prompt token but the first
     prompt_top_logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
     cached: int = 0  # prompt tokens that were there already
+    quiet: bool = False  # prepared: in the background, and told to nobody
+    ahead: int = 0  # tokens of its answer that are computed before anybody asks for it
+    held: list[TokenEvent] = field(default_factory=list)  # those tokens
     submitted: float = field(default_factory=time.perf_counter)
     started: float = 0.0  # first prefill step
     prefilled: float = 0.0  # first token sampled
     ended: float = 0.0
+
+    @property
+    def background(self) -> bool:
+        """Whether it takes only time and room that nobody else wants."""
+        return self.quiet or self.request.background
 
     @property
     def waiting_prompt(self) -> tuple[int, ...]:
@@ -72,6 +89,18 @@ class Sequence:
     def sampling_context(self) -> SamplingContext:
         position = len(self.request.prompt_ids) + len(self.answer)
         return SamplingContext(self.request.settings, self.seed, position, self.request.prompt_ids, self.answer)
+
+    def progress(self) -> Prepared:
+        until = self.ended or time.perf_counter()
+        return Prepared(len(self.answer), until - self.started if self.started else 0.0, done=self.ended > 0)
+
+    def claim(self) -> list[TokenEvent]:
+        """Somebody has asked for what was prepared: from now on its time counts. The tokens that are there already."""
+        self.quiet, self.ahead = False, 0
+        self.cached = min(self.kv.length, len(self.request.prompt_ids))
+        self.submitted = self.started = time.perf_counter()
+        self.prefilled = self.ended = self.submitted if self.answer else 0.0
+        return self.held
 
     def end_prompt(self) -> PromptEvent:
         """The prompt is complete; says so to whoever asked for its log probabilities, or for nothing else."""

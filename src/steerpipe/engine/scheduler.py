@@ -4,6 +4,8 @@ A sequence is admitted when the KV pool can hold all that it may become, so a ru
 Prefill chunks and decode steps take turns, so a long prompt does not starve the answers that are being written.
 Among scopes (users) the one with the fewest running sequences is admitted next, and their prompts take turns.
 Background sequences run when there is nothing else to do, and go back into their queue when somebody needs their place.
+Answers that nobody has asked for yet are parked when they have come as far as they should; they hold room that nobody
+else wants, and are dropped when somebody does.
 """
 
 from collections import Counter, deque
@@ -12,8 +14,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from steerpipe.core.ids import SequenceId
+from steerpipe.engine.beginnings import leave, reuse, shorten
 from steerpipe.engine.prefixes import PrefixStore
 from steerpipe.engine.request import Sequence
+from steerpipe.engine.turns import Turns
 from steerpipe.model.cells import CELL
 from steerpipe.model.kv_cache import BLOCK
 
@@ -51,9 +55,10 @@ class Scheduler:
         self._running: dict[SequenceId, Sequence] = {}
         self._blocked: SequenceId | None = None  # whose turn it is to be admitted, and for whom there was no room
         self._decoded_last = True
-        self._turns: list[_Turn] = []  # of the groups that have decoded, longest ago first
-        self._admitted: list[_Scope] = []  # scopes, longest ago first
-        self._prefilled: list[_Scope] = []
+        self._decoded: Turns[_Turn] = Turns()  # groups
+        self._admitted: Turns[_Scope] = Turns()
+        self._prefilled: Turns[_Scope] = Turns()
+        self._parked: dict[SequenceId, Sequence] = {}  # longest ago first
 
     @property
     def running(self) -> int:
@@ -64,11 +69,21 @@ class Scheduler:
         return sum(len(queue) for queue in self._waiting.values()) + len(self._background)
 
     @property
+    def wanted(self) -> bool:
+        """Whether there is anything to do that is no background."""
+        return bool(self._waiting) or any(not sequence.background for sequence in self._running.values())
+
+    @property
+    def parked_blocks(self) -> int:
+        """KV blocks of parked sequences that nobody else holds."""
+        return self._prefixes.pool.held_only_by(sequence.kv for sequence in self._parked.values())
+
+    @property
     def idle(self) -> bool:
         return not self._running and not self._waiting and not self._background
 
     def add(self, sequence: Sequence) -> None:
-        if sequence.request.background:
+        if sequence.background:
             self._background.append(sequence)
         else:
             self._waiting.setdefault(sequence.request.scope, deque()).append(sequence)
@@ -77,31 +92,55 @@ class Scheduler:
         """Ends a sequence, wherever it is. Its prompt is kept for its scope, unless the sequence failed."""
         scope = sequence.request.scope
         if self._running.pop(sequence.id, None) is not None:
-            self._turns = [turn for turn in self._turns if turn != sequence.id]
-        elif sequence.request.background:
+            self._decoded.forget(sequence.id)
+        elif self._parked.pop(sequence.id, None) is not None:
+            pass
+        elif sequence.background:
             self._background.remove(sequence)
         else:
             self._waiting[scope].remove(sequence)
             self._forget_empty(scope)
         self._blocked = None
-        if scope is None or failed:
+        if failed:
             sequence.kv.free()
         else:
-            self._keep(scope, sequence)
+            leave(self._prefixes, sequence)
 
-    def _keep(self, scope: str, sequence: Sequence) -> None:
-        """Only what was prefilled: the store takes it over."""
-        sequence.kv.truncate(min(sequence.kv.length, len(sequence.request.prompt_ids)))
-        self._prefixes.keep(scope, sequence.request.prompt_ids[: sequence.kv.length], sequence.kv)
+    def park(self, sequence: Sequence) -> None:
+        """It has come as far as it should before anybody asks for it: it keeps its KV and runs no further."""
+        del self._running[sequence.id]
+        self._decoded.forget(sequence.id)
+        self._blocked = None
+        self._parked[sequence.id] = sequence
+
+    def claim(self, sequence: Sequence) -> bool:
+        """Somebody has asked for an answer that was begun ahead: it runs like any other from now on.
+
+        False, and it is gone: there is no place or no room for all of it, or others wait for them.
+        """
+        if sequence in self._background or self._waiting:
+            self.remove(sequence)
+            return False
+        self._running.pop(sequence.id, None)
+        self._parked.pop(sequence.id, None)
+        sequence.ahead = 0
+        while not (fits := self._has_room(sequence)) and self._send_one_back():
+            pass
+        if fits:
+            self._running[sequence.id] = sequence
+        else:
+            sequence.kv.free()
+        self._blocked = None
+        return fits
 
     def find(self, sequence_id: SequenceId) -> Sequence | None:
         queues = (*self._waiting.values(), self._background)
         waiting = (s for queue in queues for s in queue if s.id == sequence_id)
-        return self._running.get(sequence_id) or next(waiting, None)
+        return self._running.get(sequence_id) or self._parked.get(sequence_id) or next(waiting, None)
 
     def next_step(self) -> PrefillStep | DecodeStep | None:
         self._admit()
-        wanted = [s for s in self._running.values() if not s.request.background] or list(self._running.values())
+        wanted = [s for s in self._running.values() if not s.background] or list(self._running.values())
         prefilling = [s for s in wanted if s.waiting_prompt]
         decoding = [s for s in wanted if not s.waiting_prompt]
         if prefilling and (self._decoded_last or not decoding):
@@ -118,7 +157,7 @@ class Scheduler:
                 self._waiting[scope].popleft()
                 self._forget_empty(scope)
                 self._running[sequence.id] = sequence
-                self._admitted = _last(self._admitted, scope)
+                self._admitted.take(scope)
             elif not self._send_one_back():
                 return  # nobody overtakes it: a large request would never be admitted
         while self._background and self._fits(self._background[0]):
@@ -129,59 +168,42 @@ class Scheduler:
         """Whether there is a place in the batch and room for all that the sequence may become."""
         if len(self._running) >= self._max_batch or sequence.id == self._blocked:
             return False
-        self._reuse(sequence)  # first: the room that is made must not cost the prompt that it would find
-        promised = sum(s.kv.blocks_to_reach(final_length(s)) for s in self._running.values())
-        for kept in (
-            sequence.kv.length,
-            sequence.kv.length // BLOCK * BLOCK,
-        ):  # a shared tail costs a block for its copy
-            self._shorten(sequence, kept)
-            if self._prefixes.make_room(sequence.kv.blocks_to_reach(final_length(sequence)), promised):
+        reuse(self._prefixes, sequence)  # first: the room that is made must not cost the prompt that it would find
+        found = sequence.kv.length
+        for kept in (found, found // BLOCK * BLOCK):  # a shared tail costs a block for its copy
+            shorten(sequence, kept)
+            if self._has_room(sequence):
                 return True
-        self._shorten(sequence, 0)
+        shorten(sequence, 0)
         self._blocked = sequence.id  # until somebody leaves
         return False
 
-    @staticmethod
-    def _shorten(sequence: Sequence, length: int) -> None:
-        """Gives up what was found of its prompt beyond `length`."""
-        sequence.kv.truncate(length)
-        sequence.cached = min(sequence.cached, length)
-
-    def _reuse(self, sequence: Sequence) -> None:
-        """Takes over the longest kept beginning of its prompt, if that is longer than what it has."""
-        request = sequence.request
-        if request.scope is None or request.prompt_logprobs is not None:
-            return
-        found = self._prefixes.fork(request.scope, request.prompt_ids)
-        if found.length <= sequence.kv.length:
-            found.free()
-            return
-        sequence.kv.free()
-        sequence.kv = found
-        if not sequence.started:  # else it finds what it computed itself, before it was sent back
-            sequence.cached = found.length
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Whether it could run now, with all that it may become. Kept prompts and parked answers make room for it."""
+        if len(self._running) >= self._max_batch:
+            return False
+        wanted = sequence.kv.blocks_to_reach(final_length(sequence))
+        promised = sum(s.kv.blocks_to_reach(final_length(s)) for s in self._running.values())
+        while not (made := self._prefixes.make_room(wanted, promised)) and self._parked:
+            self._parked.pop(next(iter(self._parked))).kv.free()
+        return made
 
     def _send_one_back(self) -> bool:
         """A background sequence gives its place and its room back, and begins again later where it stood, if it can."""
-        sequence = next((s for s in reversed(self._running.values()) if s.request.background), None)
+        sequence = next((s for s in reversed(self._running.values()) if s.background), None)
         if sequence is None:
             return False
         del self._running[sequence.id]
         self._blocked = None
-        if sequence.request.scope is None:
-            sequence.kv.free()
-        else:
-            self._keep(sequence.request.scope, sequence)
-            sequence.kv = self._prefixes.pool.sequence()
-        self._background.appendleft(sequence)
+        leave(self._prefixes, sequence)
+        if not sequence.ahead:  # an answer that nobody asked for is given up: its text may change before there is time
+            self._background.appendleft(sequence)
         return True
 
     def _next_scope(self) -> _Scope:
         """Whose sequence is admitted next: of those with the fewest running, the one whose turn was longest ago."""
         running = Counter(s.request.scope for s in self._running.values())
-        ages = {scope: age for age, scope in enumerate(self._admitted)}
-        return min(self._waiting, key=lambda scope: (running[scope], ages.get(scope, -1)))
+        return min(self._waiting, key=lambda scope: (running[scope], self._admitted.rank(scope)))
 
     def _forget_empty(self, scope: _Scope) -> None:
         if not self._waiting[scope]:
@@ -189,13 +211,13 @@ class Scheduler:
 
     def _prefill(self, prefilling: Items[Sequence]) -> PrefillStep:
         """The scope whose turn was longest ago; within a scope, the first to come."""
-        ages = {scope: age for age, scope in enumerate(self._prefilled)}
-        sequence = min(prefilling, key=lambda s: ages.get(s.request.scope, -1))
-        self._prefilled = _last(self._prefilled, sequence.request.scope)
+        sequence = min(prefilling, key=lambda s: self._prefilled.rank(s.request.scope))
+        self._prefilled.take(sequence.request.scope)
         if sequence.kv.length == sequence.cached:  # nothing of its own yet: another choice may have computed the prompt
-            self._reuse(sequence)
+            reuse(self._prefixes, sequence)
         waiting = sequence.waiting_prompt
-        room = self._chunk - sequence.kv.length % CELL  # ends on a cell's edge, so that no cell is computed twice
+        chunk = CELL if sequence.quiet else self._chunk  # whoever asks while it runs waits for one cell at most
+        room = chunk - sequence.kv.length % CELL  # ends on a cell's edge, so that no cell is computed twice
         tokens = waiting[:room]
         return PrefillStep(sequence, tokens, last=len(tokens) == len(waiting))
 
@@ -203,15 +225,9 @@ class Scheduler:
         """Round robin over the groups: all batched sequences are one group, every one-row sequence is its own."""
         batched = tuple(s for s in decoding if s.request.batched)
         groups = [(s,) for s in decoding if not s.request.batched] + ([batched] if batched else [])
-        recent = {turn: age for age, turn in enumerate(self._turns)}
-        group = min(groups, key=lambda g: recent.get(_turn_of(g), -1))
-        self._turns = [*(turn for turn in self._turns if turn != _turn_of(group)), _turn_of(group)]
+        group = min(groups, key=lambda g: self._decoded.rank(_turn_of(g)))
+        self._decoded.take(_turn_of(group))
         return DecodeStep(group, batched=group[0].request.batched)
-
-
-def _last(scopes: list[_Scope], scope: _Scope) -> list[_Scope]:
-    """`scope` moved to the end. At most 256 are remembered: one that is forgotten is served as if it were new."""
-    return [*(each for each in scopes[-255:] if each != scope), scope]
 
 
 def _turn_of(group: Items[Sequence]) -> _Turn:
@@ -221,7 +237,8 @@ def _turn_of(group: Items[Sequence]) -> _Turn:
 
 def final_length(sequence: Sequence) -> int:
     """Positions of all that the sequence may become; the last token is sampled but never stored."""
-    return len(sequence.request.prompt_ids) + max(0, sequence.limit - 1)
+    most = min(sequence.limit, sequence.ahead) if sequence.ahead else sequence.limit
+    return len(sequence.request.prompt_ids) + max(0, most - 1)
 
 
 def reserved_blocks(sequence: Sequence) -> int:

@@ -48,7 +48,7 @@ class StepRunner:
 
         self._compute = compute
         self._device = decoder.rows_device
-        self._sink = sink
+        self.sink = sink  # may be changed between steps
         self.vocab = decoder.spec.vocab
         self.seconds = 0.0  # spent here since the start, by the clock
         self.thread_seconds = 0.0  # of them, those in which this thread ran
@@ -60,7 +60,8 @@ class StepRunner:
         # row i says what follows it: a token of the prompt, or after the last row the answer's first
         wanted = range(0 if scored else count - 1, count if answers or (scored and not step.last) else count - 1)
         with self._whole(sequence):
-            rows = prefill_rows(sequence.id, sequence.kv, step.tokens, self._device, last=step.last)
+            tail = step.last and not (sequence.quiet and request.prompt_only)  # of what is typed the end is not known
+            rows = prefill_rows(sequence.id, sequence.kv, step.tokens, self._device, last=tail)
             logits = self._forward(rows, wanted)
             following = request.prompt_ids[start + 1 : start + 1 + count] if scored else ()
             scores = tuple(_score(row, sequence, start + 1 + i) for i, row in enumerate(logits[: len(following)]))
@@ -82,10 +83,10 @@ class StepRunner:
     def _forward(self, rows: StepRows, wanted: Items[int]) -> Tensor:
         """Routing is published when the whole step has succeeded: one that fails may be run again."""
         records = _Records()
-        logits = self._compute(rows, wanted, records if self._sink else None)
-        if self._sink is not None:
+        logits = self._compute(rows, wanted, records if self.sink else None)
+        if self.sink is not None:
             for record in records.held:
-                self._sink.observe(record)
+                self.sink.observe(record)
         return logits
 
     @contextmanager

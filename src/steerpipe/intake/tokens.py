@@ -58,10 +58,18 @@ class StablePrefix:
         elif added is not None and (end := added.last_end(frame.head)):
             self._append(end, end)
 
+    def __len__(self) -> int:
+        """How many tokens are stable."""
+        return len(self._ids)
+
     @property
     def ids(self) -> tuple[int, ...]:
         """All stable tokens."""
         return tuple(self._ids)
+
+    def first(self, count: int) -> tuple[int, ...]:
+        """The first `count` of them, or as many as there are."""
+        return tuple(self._ids[:count])
 
     def ids_from(self, first: int) -> list[int]:
         """The stable tokens from number `first` on."""

@@ -70,6 +70,7 @@ class Steering:
         self._layer_seconds = 0.0
         self._began = self._mark = self._waited = self._waited_before = 0.0
         self._said: dict[int, _Said] = {}  # by MoE layer
+        self._on = True
 
     @property
     def predictor(self) -> RoutingPredictor | None:
@@ -77,9 +78,20 @@ class Steering:
         way = 0 if self._trials is None else self._trials.way
         return self._tried[way - 1] if way else None
 
+    @property
+    def on(self) -> bool:
+        return self._on
+
+    def switch(self, on: bool) -> None:
+        """Between steps. Off: nothing is predicted or moved ahead; guesses on their way are cut."""
+        self._on = on
+        if not on:
+            self._source.steer(Plan((), ()))
+            self._said.clear()
+
     def begin(self, sequences: tuple[SequenceId, ...], tokens: Tensor, *, decode: bool) -> bool:
         """Prompts stream their layers by themselves: only decode steps are watched."""
-        if not decode:
+        if not decode or not self._on:
             return False
         self._memory.begin(sequences, tokens)
         self._began = self._mark = time.perf_counter()

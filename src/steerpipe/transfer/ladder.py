@@ -40,9 +40,7 @@ class Ladder:
         self.transient_limit = transient_limit
         self.ahead: set[ExpertId] = set()  # transient guesses of layer streaming that nobody has used
         self.broken: dict[ExpertId, TransferError] = {}  # LOADING, given up, and still pinned by who waits for them
-        self.wishes: deque[tuple[ExpertId, float]] = (
-            deque()
-        )  # guesses (and deadlines) for when the link has nothing to do
+        self.wishes = deque[tuple[ExpertId, float]]()  # guesses and deadlines, for when the link has nothing to do
         self.hungry = 0  # leases that wait for slots: until they have them, nobody guesses
         self.timeline: Timeline | None = None  # where reads, decodes and waits are noted
         self.closed = False
@@ -101,6 +99,12 @@ class Ladder:
         if begun:
             self._guessed[expert] = reason
         return begun
+
+    def follow(self, expert: ExpertId, deadline: float, most: int) -> bool:
+        """Sends for an expert that a token went without, to be kept, unless `most` are on their way already. It is no
+        guess: no forecast cuts it."""
+        free = not self.hungry and len(self.queue) < most and self.table.state(expert) is Residency.ABSENT
+        return free and self._begin(expert, Reason.PREFETCH, deadline, transient=False)
 
     def wish(self, wanted: Iterable[tuple[ExpertId, float]]) -> None:
         """(expert, deadline): all that is expected now. Each gets a slot only when the link has nothing else to do, in

@@ -50,6 +50,11 @@ class RamTier(OverLink):
         """Whether the budget is enough for the whole pack."""
         return self.blocks == len(self._addresses)
 
+    def held(self) -> frozenset[ExpertId]:
+        """Whose blocks are here and sound."""
+        with self._lock:
+            return frozenset(self._table.resident()) - self._spoiled
+
     def fill(self, fetch: Callable[[BlockAddress, Slab], None]) -> None:
         """Takes every block in the order on disk, as far as there is room. `fetch` reads one and checks it; what it
         cannot have is left out, and tried again when somebody wants it. Takes as long as the disk does.

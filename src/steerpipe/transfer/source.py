@@ -19,12 +19,15 @@ from steerpipe.store.policies import Policy, make_policy
 from steerpipe.store.reader import Pack
 from steerpipe.store.residency import SlotTable
 from steerpipe.store.slots import SlotArena
+from steerpipe.transfer.anticipation import Anticipation
 from steerpipe.transfer.counters import LadderCounters
 from steerpipe.transfer.disk import DiskLink
 from steerpipe.transfer.fetch import Fetcher
+from steerpipe.transfer.impatient import Impatient
 from steerpipe.transfer.ladder import Ladder
 from steerpipe.transfer.lease import LadderLease
 from steerpipe.transfer.link import BlockAddress, Link, LinkRate, PacedLink
+from steerpipe.transfer.places import held_in_ram, places_of
 from steerpipe.transfer.plan import Plan
 from steerpipe.transfer.queue import Reason
 from steerpipe.transfer.ram import RamTier
@@ -141,11 +144,19 @@ class LadderSource:
             there = {expert.expert for expert in self._ladder.table.ready(self._of_layer[layer])}
         return np.array([index in there for index in range(len(self._of_layer[layer]))])
 
+    def impatient(self) -> Impatient:
+        """The same experts for whoever does not wait for them."""
+        return Impatient(self._ladder, self._of_layer, self._weights)
+
     def warm(self, experts: Iterable[ExpertId]) -> int:
         """Sends for experts that are worth a slot of their own, such as those of the last run. Never waits."""
         with self._ladder.lock:
             self._ladder.check_usable()
             return sum(self._ladder.guess(e, Reason.PREFETCH, math.inf, transient=False) for e in experts)
+
+    def anticipation(self) -> Anticipation:
+        """The same slots for prompts that are being typed."""
+        return Anticipation(self._ladder)
 
     def cancel_prefetches(self, experts: Collection[ExpertId], reason: Reason = Reason.PREFETCH) -> None:
         """Cuts what is still on its way for that reason or a lesser one. What a lease waits for goes on."""
@@ -209,6 +220,11 @@ class LadderSource:
         """Who is in a slot, ready."""
         with self._ladder.lock:
             return self._ladder.table.resident()
+
+    def places(self) -> bytes:
+        """See `transfer.places.Placed`."""
+        with self._ladder.lock:
+            return places_of(self.experts, self._ladder.table, held_in_ram(self.link))
 
     def check_integrity(self) -> None:
         """When no lease is open: waits until nothing moves, then asserts that nothing is held or miscounted."""

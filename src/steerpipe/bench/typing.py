@@ -1,0 +1,126 @@
+"""What typing saves: the same prompts, typed at the same times, with each part of the work that is done meanwhile."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from rich.table import Table
+
+from steerpipe.bench.typing_prompts import TypedPrompt
+from steerpipe.bench.typing_run import FIRST_TOKENS, TypedAnswer, TypingClock, Typist, pause_allows
+from steerpipe.core.config import EngineConfig
+from steerpipe.core.errors import InputError
+from steerpipe.core.sampling import SamplingSettings
+from steerpipe.runtime.drafts import DraftWork
+from steerpipe.runtime.pipeline import Pipeline
+
+NOTHING = DraftWork(prefill=False, ahead_tokens=0, forecast=False, guess=False)
+ARMS: dict[str, DraftWork] = {
+    "nothing": NOTHING,
+    "prefill": DraftWork(prefill=True, ahead_tokens=0, forecast=False, guess=False),
+    "affinity": DraftWork(prefill=False, ahead_tokens=0, forecast=True, guess=False),
+    "n-gram": DraftWork(prefill=False, ahead_tokens=0, forecast=True, guess=True),
+    "enter": DraftWork(prefill=False, forecast=False, guess=False),
+    "prefill+enter": DraftWork(forecast=False, guess=False),
+    "prefill+forecast": DraftWork(ahead_tokens=0),
+    "all": DraftWork(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TypingOptions:
+    """`warm`: one engine for all prompts, in their order; else each finds no expert in fast memory."""
+
+    arms: tuple[str, ...] = tuple(ARMS)
+    warm: bool = True
+    virtual: bool = True
+    last_seconds: float | None = None  # what was typed earlier before Enter is there at once
+
+    def __post_init__(self) -> None:
+        for arm in self.arms:
+            if arm not in ARMS:
+                raise InputError(f"{arm!r} is no part of steering", fix=f"give some of {', '.join(ARMS)}")
+
+
+@dataclass(frozen=True, slots=True)
+class ArmResult:
+    """All prompts with one way of working."""
+
+    arm: str
+    answers: tuple[TypedAnswer, ...]
+
+    def first_token_ms(self, *, begun: bool = False) -> float | None:
+        """The median; `begun`: of those whose answer was begun before Enter. None: there are none."""
+        chosen = [each.first_token_seconds for each in self.answers if each.ahead_tokens or not begun]
+        return 1e3 * median(chosen) if chosen else None
+
+    @property
+    def stall_ms(self) -> float:
+        """Mean, over the first 16 tokens."""
+        return 1e3 * sum(each.stall_seconds for each in self.answers) / len(self.answers)
+
+    @property
+    def misses(self) -> float:
+        return sum(each.misses for each in self.answers) / len(self.answers)
+
+    def as_json(self) -> dict[str, Any]:
+        hidden = {"token_ids", "name"}  # of other people's texts
+        rows = [{k: v for k, v in asdict(each).items() if k not in hidden} for each in self.answers]
+        return {
+            "arm": self.arm, "first_token_ms": self.first_token_ms(),
+            "begun_first_token_ms": self.first_token_ms(begun=True),
+            "begun": sum(each.ahead_tokens > 0 for each in self.answers), "stall_ms": self.stall_ms,
+            "misses": self.misses, "answers": rows,
+        }  # fmt: skip
+
+
+def run_typing(
+    model: str | None, config: EngineConfig, prompts: Sequence[TypedPrompt], options: TypingOptions,
+    say: Callable[[str], None],
+) -> list[ArmResult]:  # fmt: skip
+    """Every arm types every prompt. Raises AssertionError if any of them changes a token."""
+    typed = [each if options.last_seconds is None else each.last(options.last_seconds) for each in prompts]
+    results = []
+    for arm in options.arms:
+        answers = _run_arm(model, config, typed, ARMS[arm], options)
+        results.append(ArmResult(arm, tuple(answers)))
+        say(f"{arm}: first token after {results[-1].first_token_ms():.0f} ms (median of {len(answers)})")
+        for one, other in zip(results[0].answers, answers, strict=True):
+            assert one.token_ids == other.token_ids, f"{arm} has changed the answer to {one.name}"
+    return results
+
+
+def _run_arm(
+    model: str | None, config: EngineConfig, prompts: Sequence[TypedPrompt], work: DraftWork, options: TypingOptions
+) -> list[TypedAnswer]:
+    settings = SamplingSettings(temperature=0.0, max_tokens=FIRST_TOKENS, ignore_eos=True)
+    answers: list[TypedAnswer] = []
+    for group in [prompts] if options.warm else [[each] for each in prompts]:
+        with Pipeline(model, config=config) as pipe:
+            drafts = pipe.drafts(work)
+            typist = Typist(pipe.engine, drafts, pipe.counters, TypingClock(virtual=options.virtual))
+            for number, prompt in enumerate(group):
+                answers.append(typist.type(prompt, settings, f"person {number}"))
+                pipe.engine.forget_prefixes()
+    return answers
+
+
+def render_typing(results: Sequence[ArmResult], prompts: Sequence[TypedPrompt], title: str) -> Table:
+    allowed, lengths = sum(pause_allows(prompt) for prompt in prompts), [prompt.tokens for prompt in prompts]
+    caption = (
+        f"{len(prompts)} prompts of {min(lengths)} to {max(lengths)} tokens; the last pause of {allowed} was over "
+        f"250 ms. stall and misses: mean over the first {FIRST_TOKENS} tokens, after Enter"
+    )
+    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
+    for heading in ("while typing", "first token ms", "of nothing", "begun", "of them ms", "stall ms", "misses"):
+        table.add_column(heading, justify="left" if heading == "while typing" else "right")
+    base = results[0].first_token_ms() or 0.0
+    for result in results:
+        first, begun = result.first_token_ms() or 0.0, result.first_token_ms(begun=True)
+        table.add_row(
+            result.arm, f"{first:.0f}", f"{first / base:.0%}" if base else "",
+            str(sum(each.ahead_tokens > 0 for each in result.answers)), "" if begun is None else f"{begun:.0f}",
+            f"{result.stall_ms:.0f}", f"{result.misses:.0f}",
+        )  # fmt: skip
+    return table

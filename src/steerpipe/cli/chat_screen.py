@@ -1,0 +1,140 @@
+"""The terminal of a chat: one line to type in, a quiet bar under it, and figures after each answer.
+
+What is typed is kept in memory, for the arrow keys, and gone with the process.
+"""
+
+import time
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.buffer import Buffer
+from prompt_toolkit.history import InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from rich.console import Console
+
+from steerpipe.core.errors import SteerpipeError
+from steerpipe.intake.difference import edit_between
+from steerpipe.runtime.chat_thread import ChatThread, TurnReport
+from steerpipe.runtime.drafts import Warmth
+
+HELP = """Enter       send
+Alt-Enter   new line
+Up, Down    what you sent before
+Ctrl-C      stop the answer; while typing, clear the line
+Ctrl-D      leave
+/stats      figures of this conversation
+/quit       leave
+What you type is computed ahead in this process's memory; it is written to no log and to no disk."""
+_CELLS = 12  # of the warm bar
+
+
+class ChatScreen:
+    """Shows a ChatThread to a person."""
+
+    def __init__(self, thread: ChatThread, name: str, *, drafts: bool) -> None:
+        self._thread = thread
+        self._name = name
+        self._drafts = drafts
+        self._typed = ""
+        self._turns: list[TurnReport] = []
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._session: PromptSession[str] = PromptSession(
+            history=InMemoryHistory(), key_bindings=_keys(), multiline=True, bottom_toolbar=self._toolbar,
+            refresh_interval=0.2, prompt_continuation="  ",
+        )  # fmt: skip
+        self._session.default_buffer.on_text_changed += self._text_changed
+
+    def run(self) -> None:
+        """Until the person leaves."""
+        self._console.print(f"[dim]{self._name} · /help for keys and commands[/dim]")
+        while True:
+            self._typed = ""
+            try:
+                text = self._session.prompt("> ")
+            except KeyboardInterrupt:  # clears the line
+                self._forget_draft()
+                continue
+            except EOFError:
+                return
+            command = text.strip()
+            if command == "/quit":
+                return
+            if command in ("/help", "/stats") or not command:
+                self._forget_draft()
+                self._console.print(HELP if command == "/help" else self._stats() if command else "", markup=False)
+            elif command.startswith("/") and " " not in command and "\n" not in command:
+                self._forget_draft()
+                self._console.print(f"there is no {command}; /help lists the commands", markup=False)
+            else:
+                self._answer(text)
+
+    def _answer(self, text: str) -> None:
+        words = self._thread.enter(text)
+        while True:
+            try:
+                for word in words:
+                    if isinstance(word, TurnReport):
+                        self._turns.append(word)
+                        self._console.print(f"\n[dim]{report_line(word)}[/dim]")
+                    else:
+                        self._console.print(word, end="", markup=False)
+                return
+            except KeyboardInterrupt:
+                self._thread.stop()
+            except SteerpipeError as error:
+                self._console.print(f"\nerror: {error}", markup=False)
+                return
+
+    def _text_changed(self, buffer: Buffer) -> None:
+        edit = edit_between(self._typed, buffer.text, time.perf_counter())
+        self._typed = buffer.text
+        if edit is not None:
+            self._thread.edit(edit)
+
+    def _forget_draft(self) -> None:
+        edit = edit_between(self._typed, "", time.perf_counter())
+        if edit is not None:
+            self._thread.edit(edit)
+
+    def _toolbar(self) -> str:
+        warmth = self._thread.warmth
+        return toolbar_line(warmth) if self._drafts and warmth is not None else "drafts are off" * (not self._drafts)
+
+    def _stats(self) -> str:
+        if not self._turns:
+            return "nothing has been answered yet"
+        return "\n".join(f"{number}: {report_line(turn)}" for number, turn in enumerate(self._turns, start=1))
+
+
+def toolbar_line(warmth: Warmth) -> str:
+    """How much of the prompt is computed, and whether the answer has begun."""
+    share = warmth.prefilled_tokens / warmth.typed_tokens if warmth.typed_tokens else 0.0
+    full = round(_CELLS * min(1.0, share))
+    ready = f" · {warmth.experts_ready} of {warmth.experts_expected} experts" if warmth.experts_expected else ""
+    begun = f" · {warmth.speculated_tokens} tokens of the answer" if warmth.speculated_tokens else ""
+    return (
+        f"{'█' * full}{'░' * (_CELLS - full)} {warmth.prefilled_tokens} of {warmth.typed_tokens} tokens{ready}{begun}"
+    )
+
+
+def report_line(turn: TurnReport) -> str:
+    """TTFT, speed, hits, and what typing saved."""
+    later = turn.tokens - max(1, turn.ahead_tokens)  # those that were there at once are no speed
+    speed = f" · {later / turn.seconds:.1f} tokens/s" if later > 0 and turn.seconds else ""
+    experts = turn.experts
+    hits = f" · {experts.hits / experts.leased:.0%} of experts were there" if experts and experts.leased else ""
+    saved = f" · typing saved {turn.saved_seconds * 1e3:.0f} ms" if turn.saved_seconds else ""
+    return f"first token after {turn.first_token_seconds * 1e3:.0f} ms{speed}{hits}{saved} · {turn.finish_reason.value}"
+
+
+def _keys() -> KeyBindings:
+    bindings = KeyBindings()
+
+    @bindings.add("enter")
+    def _send(event: KeyPressEvent) -> None:
+        event.current_buffer.validate_and_handle()
+
+    @bindings.add("escape", "enter")
+    def _new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return bindings

@@ -1,0 +1,196 @@
+"""A conversation whose engine runs on a thread of its own, so that keys and answers do not wait for each other.
+
+The front gives edits, Enter and stop; the thread computes, and answers through a queue. What is typed goes to the
+engine's memory and nowhere else.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from steerpipe.core.errors import SteerpipeError
+from steerpipe.core.events import FinishReason, SequenceFailed, TokenEvent
+from steerpipe.core.ids import SequenceId
+from steerpipe.core.sampling import SamplingSettings
+from steerpipe.engine.engine import Event
+from steerpipe.engine.tokenizer import ChatMessage
+from steerpipe.intake.difference import edit_between
+from steerpipe.intake.edits import DraftEdit
+from steerpipe.runtime.drafts import DraftId, DraftWork, Warmth
+from steerpipe.runtime.pipeline import Pipeline
+from steerpipe.transfer.counters import LadderCounters
+
+_SCOPE = "chat"
+_NOTHING = DraftWork(prefill=False, ahead_tokens=0, forecast=False, guess=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnReport:
+    """How one answer went. `experts`: what the memory ladder did from Enter on; None: every expert is resident."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    tokens: int
+    first_token_seconds: float
+    seconds: float  # from the first token to the last
+    ahead_tokens: int
+    saved_seconds: float
+    finish_reason: FinishReason
+    experts: LadderCounters | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Enter:
+    text: str
+
+
+class _Signal(Enum):
+    STOP_ANSWER = "stop the answer"
+    END = "end the thread"
+
+
+@dataclass(slots=True)
+class _Turn:
+    """The answer that is being given."""
+
+    sequence: SequenceId
+    text: str
+    entered: float
+    warmth: Warmth
+    experts: LadderCounters | None
+    first: float = 0.0  # when its first token came
+
+
+class ChatThread:
+    """One conversation. `drafts` False: nothing is done before Enter. Close it before the pipeline."""
+
+    def __init__(
+        self, pipe: Pipeline, settings: SamplingSettings, *, system: str | None = None, drafts: bool = True
+    ) -> None:
+        self._pipe = pipe
+        self._engine = pipe.engine
+        self._settings = settings
+        self._drafting = drafts
+        self._drafts = pipe.drafts(DraftWork() if drafts else _NOTHING)
+        self._history = [ChatMessage("system", system)] if system else []
+        self._draft = self._open()
+        self._commands: queue.SimpleQueue[DraftEdit | _Enter | _Signal] = queue.SimpleQueue()
+        self._words: queue.SimpleQueue[str | TurnReport | SteerpipeError] = queue.SimpleQueue()
+        self._answering: _Turn | None = None
+        self.warmth: Warmth | None = None  # of the draft, some milliseconds old
+        self._thread = threading.Thread(target=self._run, name="steerpipe-chat", daemon=True)
+        self._thread.start()
+
+    def edit(self, edit: DraftEdit) -> None:
+        """A key, at `time.perf_counter` seconds. Never waits."""
+        if self._drafting:
+            self._commands.put(edit)
+
+    def enter(self, text: str) -> Iterator[str | TurnReport]:
+        """Sends the draft; the answer's text as it comes, and last how it went. Raises what it failed with."""
+        self._commands.put(_Enter(text))
+        while True:
+            word = self._words.get()
+            if isinstance(word, SteerpipeError):
+                raise word
+            yield word
+            if isinstance(word, TurnReport):
+                return
+
+    def stop(self) -> None:
+        """Ends the answer where it stands; the conversation goes on."""
+        self._commands.put(_Signal.STOP_ANSWER)
+
+    def close(self) -> None:
+        self._commands.put(_Signal.END)
+        self._thread.join()
+
+    # --- the engine's thread
+
+    def _run(self) -> None:
+        try:
+            while self._obey_all():
+                self._drafts.tend(time.perf_counter())
+                for event in self._engine.step():
+                    self._hear(event)
+                self.warmth = self._drafts.warmth(self._draft) if self._answering is None else None
+            self._drafts.close(self._draft)
+        except SteerpipeError as error:  # a closed model, a broken disk: the front hears of it at the next Enter
+            self._words.put(error)
+
+    def _obey_all(self) -> bool:
+        """Does what the front wants; waits for it only while there is nothing to compute. False: to end."""
+        wake = self._drafts.next_wake()
+        left = None if wake is None else max(0.0, wake - time.perf_counter())
+        waits = self._engine.idle and left != 0.0
+        while True:
+            try:
+                command = self._commands.get(block=waits, timeout=left)
+            except queue.Empty:
+                return True
+            if command is _Signal.END:
+                return False
+            self._obey(command)
+            waits = False  # all that has come meanwhile: a key that waits behind a step is no pause
+
+    def _obey(self, command: DraftEdit | _Enter | _Signal) -> None:
+        if isinstance(command, DraftEdit):
+            self._drafts.edit(self._draft, [command])
+        elif isinstance(command, _Enter):
+            self._submit(command.text)
+        elif command is _Signal.STOP_ANSWER and self._answering is not None:
+            self._finish(self._answering, cancel=True)
+
+    def _submit(self, text: str) -> None:
+        entered = time.perf_counter()
+        try:
+            missing = edit_between(self._drafts.text(self._draft), text, entered)
+            if missing is not None:
+                self._drafts.edit(self._draft, [missing])
+            warmth = self._drafts.warmth(self._draft)
+            experts = self._pipe.counters()
+            sequence = self._drafts.submit(self._draft, settings=self._settings)
+        except SteerpipeError as error:  # longer than the context, say
+            self._drafts.close(self._draft)
+            self._draft = self._open()
+            self._words.put(error)
+            return
+        self._answering = _Turn(sequence, text, entered, warmth, experts)
+
+    def _hear(self, event: Event) -> None:
+        turn = self._answering
+        if turn is None or event.sequence != turn.sequence:
+            return
+        if isinstance(event, SequenceFailed):
+            self._answering = None
+            self._draft = self._open()
+            self._words.put(event.error)
+        elif isinstance(event, TokenEvent):
+            turn.first = turn.first or time.perf_counter()
+            self._words.put(event.text)
+            if event.finish_reason is not None:
+                self._finish(turn)
+
+    def _finish(self, turn: "_Turn", *, cancel: bool = False) -> None:
+        if cancel:
+            self._engine.cancel(turn.sequence)
+        done = self._engine.take_completion(turn.sequence)
+        self._history += [ChatMessage("user", turn.text), ChatMessage("assistant", done.text)]
+        self._answering = None
+        self._draft = self._open()
+        now, after = time.perf_counter(), self._pipe.counters()
+        first = turn.first or now
+        report = TurnReport(
+            prompt_tokens=len(done.prompt_token_ids), cached_tokens=done.timings.cache_n, tokens=len(done.token_ids),
+            first_token_seconds=first - turn.entered, seconds=now - first,
+            ahead_tokens=turn.warmth.speculated_tokens, saved_seconds=turn.warmth.saved_seconds,
+            finish_reason=done.finish_reason,
+            experts=None if after is None or turn.experts is None else after - turn.experts,
+        )  # fmt: skip
+        self._words.put(report)
+
+    def _open(self) -> DraftId:
+        return self._drafts.open(_SCOPE, self._history, settings=self._settings)

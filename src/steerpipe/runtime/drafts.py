@@ -1,0 +1,197 @@
+"""Prompts that are being typed, worked on while nobody needs the engine.
+
+Tokens that can no longer change are really prefilled, one cell at a time, and kept as the beginning of a prompt of
+their scope; in a pause the answer is begun. Both run in the engine's background, so what is computed is exactly what
+would be computed after Enter: drafts change time, never text. One piece of work at a time; scopes, and the drafts of a
+scope, take turns. What is typed lives in memory until the draft ends, and nowhere else.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from steerpipe.core.errors import RequestError
+from steerpipe.core.ids import SequenceId
+from steerpipe.core.sampling import SamplingSettings
+from steerpipe.engine.engine import Engine
+from steerpipe.engine.tokenizer import ChatMessage, TextCodec
+from steerpipe.engine.turns import Turns
+from steerpipe.intake.edits import DraftEdit
+from steerpipe.model.cells import CELL
+from steerpipe.runtime.draft_forecast import Readiness
+from steerpipe.runtime.draft_foresight import DraftForesight
+from steerpipe.runtime.draft_session import DraftId, DraftSession, DraftWork
+from steerpipe.runtime.draft_work import DraftWorker
+from steerpipe.runtime.typed import TypedPrompts
+
+__all__ = ["DraftId", "DraftWork", "Drafts", "Warmth"]
+
+
+@dataclass(frozen=True, slots=True)
+class Warmth:
+    """How well a draft is prepared for Enter. Tokens are of the whole prompt, the turns before included."""
+
+    typed_tokens: int  # as the text stands
+    stable_tokens: int  # of them, those that nothing typed at the end can change
+    prefilled_tokens: int
+    experts_ready: int  # of those that the answer's first tokens are expected to use
+    experts_expected: int
+    bytes_in_flight: int
+    speculated_tokens: int  # of the answer, if Enter comes now
+    saved_seconds: float  # spent on what is still good: what Enter would have to wait for otherwise
+
+
+class Drafts:
+    """Engine's thread only. Times of edits and `now` are seconds on one clock, whichever that is."""
+
+    def __init__(
+        self, engine: Engine, codec: TextCodec, work: DraftWork | None = None, foresight: DraftForesight | None = None
+    ) -> None:
+        """`foresight` moves experts; None: none are moved. `Pipeline.drafts` makes one of each."""
+        self._engine = engine
+        self._foresight = foresight
+        self._worker = DraftWorker(engine, codec, work or DraftWork(), foresight)
+        self._prompts = TypedPrompts(codec)
+        self._ids = itertools.count()
+        self._open: dict[DraftId, DraftSession] = {}
+        self._restless: dict[DraftId, DraftSession] = {}  # those for whom there is, or will be, something to do
+        self._served: DraftSession | None = None  # whose work the engine has
+        self._scopes: Turns[str] = Turns()
+        self._turns: Turns[DraftId] = Turns()
+        self._now = 0.0  # of the last `tend`
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(
+        self, scope: str, messages: Sequence[ChatMessage] = (), *, settings: SamplingSettings | None = None,
+        batched: bool = False,
+    ) -> DraftId:  # fmt: skip
+        """A draft of the user's next turn after `messages`. `settings` and `batched`: those that the answer will have;
+        without settings no answer is begun ahead. Raises RequestError if the template refuses the messages.
+        """
+        history = tuple(messages)
+        prefix = self._prompts.begin(history)
+        kept = self._engine.prefixes.shared(scope, prefix.ids) // CELL * CELL
+        draft = DraftSession(
+            DraftId(next(self._ids)), scope, history, settings, batched, prefix, base=kept, computed=prefix.ids[:kept]
+        )
+        self._open[draft.id] = self._restless[draft.id] = draft
+        return draft.id
+
+    def edit(self, draft_id: DraftId, edits: Sequence[DraftEdit]) -> None:
+        """What was typed. Raises RequestError at an edit that lies outside the text; those before it are done."""
+        draft = self._find(draft_id)
+        before = draft.typed.version
+        kept = len(draft.prefix)
+        try:
+            for edit in edits:
+                kept = min(kept, draft.apply(edit))
+        finally:
+            if draft.typed.version != before:
+                self._restless[draft.id] = draft
+                self._worker.changed(draft, kept)
+                if self._foresight is not None:
+                    self._foresight.typed_in(draft)
+
+    def tend(self, now: float) -> None:
+        """Notes what the engine has done, and gives it the next piece of work. Call it between steps and when idle."""
+        self._now = now
+        self._settle()
+        if self._foresight is not None and not self._engine.answering:  # an answer's own prediction comes first
+            self._foresight.look(now)
+        for draft in list(self._restless.values()):
+            if draft.prefix.behind:  # 512 characters of a paste
+                draft.prefix.advance()
+        if self._served is not None:
+            return
+        by_turn = sorted(self._restless.values(), key=lambda d: (self._scopes.rank(d.scope), self._turns.rank(d.id)))
+        for draft in by_turn:
+            if self._worker.start(draft, now):
+                self._served = draft
+                self._scopes.take(draft.scope)
+                self._turns.take(draft.id)
+                return
+            if not draft.prefix.behind and self._worker.begins(draft) is None:
+                del self._restless[draft.id]  # until it is typed in
+
+    def next_wake(self) -> float | None:
+        """When `tend` has something to do though nothing happens until then: a pause is long enough, or text waits to
+        be looked at (then at once). None: never.
+        """
+        times = [-1.0 if d.prefix.behind else self._worker.begins(d) for d in self._restless.values()]
+        if self._foresight is not None:
+            times.append(self._foresight.next_wake(self._now))
+        return min((time for time in times if time is not None), default=None)
+
+    def text(self, draft_id: DraftId) -> str:
+        return self._find(draft_id).typed.text
+
+    def warmth(self, draft_id: DraftId) -> Warmth:
+        draft = self._find(draft_id)
+        if draft is self._served:
+            self._settle()
+        begun = None if draft.begun is None else self._engine.prepared(draft.begun.sequence)
+        ready = Readiness(0, 0, 0) if self._foresight is None else self._foresight.readiness(draft)
+        tail = 0 if draft.prefix.behind else len(self._prompts.encode(draft.prefix.tail))
+        return Warmth(
+            typed_tokens=len(draft.prefix) + tail,
+            stable_tokens=len(draft.prefix),
+            prefilled_tokens=len(draft.computed),
+            experts_ready=ready.ready,
+            experts_expected=ready.expected,
+            bytes_in_flight=ready.bytes_in_flight,
+            speculated_tokens=0 if begun is None else begun.tokens,
+            saved_seconds=sum(draft.seconds.values()) + (0.0 if begun is None else begun.seconds),
+        )
+
+    def submit(
+        self, draft_id: DraftId, *, settings: SamplingSettings | None = None, batched: bool | None = None
+    ) -> SequenceId:
+        """Enter: the draft becomes a request, and `Engine.step` tells its tokens, those that are there already at once.
+
+        `settings` and `batched`: None for those that the draft was opened with. The draft is closed, unless
+        RequestError is raised: then it stays open.
+        """
+        draft = self._find(draft_id)
+        chosen = draft.settings if settings is None else settings
+        if chosen is None:
+            raise RequestError("the draft has no sampling settings", fix="give them when it is opened or submitted")
+        request = self._worker.request(draft, chosen, draft.batched if batched is None else batched)
+        begun = draft.begun
+        if begun is not None and begun.request == request and self._engine.claim(begun.sequence):
+            draft.begun = None
+            sequence = begun.sequence
+        else:
+            sequence = self._engine.submit(request)
+        self._worker.abandon(draft)
+        self._forget(draft, sent=True)
+        return sequence
+
+    def close(self, draft_id: DraftId) -> None:
+        """Given up: what was computed for it goes, and nothing of it stays."""
+        draft = self._find(draft_id)
+        self._worker.abandon(draft)
+        self._engine.prefixes.cut(draft.scope, draft.computed, draft.base)
+        self._forget(draft, sent=False)
+
+    # --- inside
+
+    def _settle(self) -> None:
+        """Notes what the engine has done."""
+        if self._served is not None and self._worker.settle(self._served):
+            self._served = None
+
+    def _find(self, draft_id: DraftId) -> DraftSession:
+        draft = self._open.get(draft_id)
+        if draft is None:
+            raise RequestError(f"there is no draft {draft_id}", fix="open one; a draft that was sent or closed is gone")
+        return draft
+
+    def _forget(self, draft: DraftSession, *, sent: bool) -> None:
+        if self._foresight is not None:
+            self._foresight.ended(draft, sent=sent)
+        del self._open[draft.id]
+        self._restless.pop(draft.id, None)
+        if self._served is draft:
+            self._served = None

@@ -1,0 +1,136 @@
+"""`steerpipe chat` in a pseudo-terminal: keys go in, answers come out, and nothing of it reaches a file."""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("prompt_toolkit", reason="the extra chat is not installed")
+
+from steerpipe.cli.chat_screen import report_line, toolbar_line
+from steerpipe.core.events import FinishReason
+from steerpipe.runtime.chat_thread import TurnReport
+from steerpipe.runtime.drafts import Warmth
+
+PATIENCE_SECONDS = 60.0
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r")
+
+
+@dataclass
+class Terminal:
+    process: "subprocess.Popen[bytes]"
+    screen: int
+    shown: str = ""
+    raw: bytes = field(default=b"")
+
+    def type(self, text: str) -> None:
+        os.write(self.screen, text.encode())
+
+    def wait_for(self, wanted: str) -> str:
+        """What was shown since the last call, up to and with `wanted`."""
+        return self.wait_until(re.escape(wanted))
+
+    def wait_until(self, pattern: str) -> str:
+        """As `wait_for`, by a regular expression."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        while (found := re.search(pattern, self.shown)) is None:
+            left = until - time.monotonic()
+            ready, _, _ = select.select([self.screen], [], [], max(0.0, left))
+            assert ready, f"{pattern!r} did not come; there is {self.shown[-500:]!r}"
+            try:
+                self.raw = os.read(self.screen, 65536)
+            except OSError:
+                self.raw = b""
+            assert self.raw, f"the chat has ended; there is {self.shown[-2000:]!r}"
+            if b"\x1b[6n" in self.raw:  # where is the cursor?
+                os.write(self.screen, b"\x1b[1;1R")
+            self.shown += _COLOURS.sub("", self.raw.decode(errors="replace"))
+        before, self.shown = self.shown[: found.end()], self.shown[found.end() :]
+        return before
+
+
+def start(folder: Path, *options: str) -> Terminal:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    environment = os.environ | {
+        "TERM": "xterm", "XDG_CACHE_HOME": str(folder / "cache"), "HOME": str(folder),
+        "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "steerpipe", "chat", "--threads", "1", "--temperature", "0", *options]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, cwd=folder)
+    os.close(theirs)
+    return Terminal(process, ours)
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    found = start(tmp_path, "--max-tokens", "12")
+    yield found
+    found.process.kill()
+    found.process.wait()
+    os.close(found.screen)
+
+
+def test_a_conversation(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.wait_for("/help")
+    terminal.type("Can you tell me about zanzibarine gardens?")
+    terminal.wait_for("tokens of the answer")
+    terminal.type("\r")
+    assert "typing saved" in terminal.wait_for(" · length")
+    terminal.type("/stats\r")
+    assert "1: first token after" in terminal.wait_for(" · length")
+    terminal.type("/nonsense\r")
+    terminal.wait_for("there is no /nonsense")
+    terminal.type("/quit\r")
+    assert terminal.process.wait(PATIENCE_SECONDS) == 0
+    written = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert not [file for file in written if b"zanzibarine" in file.read_bytes()]
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path: Path) -> None:
+    terminal = start(tmp_path, "--max-tokens", "900", "--no-drafts")
+    terminal.wait_for("drafts are off")
+    terminal.type("Tell me a story.\r")
+    terminal.wait_until(r"story\.[^A-Za-z]*[A-Za-z']+ [A-Za-z']+ ")  # into the answer
+    terminal.type("\x03")
+    found = terminal.wait_for("first token after")
+    terminal.wait_for(" · ")
+    assert "error" not in found
+    terminal.type("/quit\r")
+    assert terminal.process.wait(PATIENCE_SECONDS) == 0
+    os.close(terminal.screen)
+
+
+def test_a_chat_needs_a_terminal(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "steerpipe", "chat"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2 and "a chat needs a terminal" in done.stderr
+
+
+def test_the_bar_shows_how_much_is_computed_and_whether_the_answer_has_begun() -> None:
+    cold = Warmth(80, 78, 0, 0, 0, 0, 0, 0.0)
+    assert toolbar_line(cold) == "░" * 12 + " 0 of 80 tokens"
+    warm = Warmth(80, 78, 64, 300, 360, 0, 8, 1.5)
+    line = toolbar_line(warm)
+    assert line.count("█") == 10 and line.endswith("64 of 80 tokens · 300 of 360 experts · 8 tokens of the answer")
+
+
+def test_tokens_that_were_there_at_enter_are_no_speed() -> None:
+    report = TurnReport(90, 90, 28, 0.002, 1.0, 8, 0.75, FinishReason.STOP, None)
+    assert report_line(report) == "first token after 2 ms · 20.0 tokens/s · typing saved 750 ms · stop"

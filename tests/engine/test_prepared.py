@@ -1,0 +1,139 @@
+"""Work that nobody has asked for yet: told to nobody, given up for anybody, and exactly what would be computed."""
+
+from dataclasses import replace
+
+from steerpipe.core.events import TokenEvent
+from steerpipe.core.ids import SequenceId
+from steerpipe.core.sampling import SamplingSettings
+from steerpipe.engine.request import Request
+from steerpipe.engine.turns import Turns
+from tests.engine.test_engine import GREEDY, Bench, bench, complete, prompt
+from tests.engine.test_prefixes import FailingLate, keep, store
+
+
+def ahead(here: Bench, ids: list[int], tokens: int = 4, sampling: SamplingSettings = GREEDY) -> SequenceId:
+    sequence = here.engine.prepare(Request(tuple(ids), sampling, batched=True, scope="a"), tokens)
+    while not here.engine.idle:
+        assert here.engine.step() == []
+    return sequence
+
+
+def claimed(here: Bench, sequence: SequenceId) -> list[int]:
+    assert here.engine.claim(sequence)
+    tokens = []
+    while not here.engine.idle:
+        tokens += [event.token_id for event in here.engine.step() if isinstance(event, TokenEvent)]
+    return tokens
+
+
+def test_a_prepared_answer_waits_and_is_the_answer() -> None:
+    here, ids = bench(), prompt(1, 40)
+    sequence = ahead(here, ids)
+    found = here.engine.prepared(sequence)
+    assert found is not None and (found.tokens, found.done) == (4, True) and found.seconds > 0
+    assert claimed(here, sequence) == list(complete(ids).token_ids)
+    done = here.engine.take_completion(sequence)
+    assert done.token_ids == complete(ids).token_ids and done.text == complete(ids).text
+    assert done.timings.cache_n == 40 and done.timings.prompt_n == 0
+    here.engine.check_integrity()
+
+
+def test_a_prepared_answer_is_claimed_in_the_middle_of_its_work() -> None:
+    here, ids = bench(prefill_chunk=32), prompt(1, 60)
+    for steps in range(1, 7):
+        sequence = here.engine.prepare(Request(tuple(ids), GREEDY, batched=True, scope="a"), 4)
+        for _ in range(steps):
+            here.engine.step()
+        assert claimed(here, sequence) == list(complete(ids).token_ids)
+        here.engine.take_completion(sequence)
+        here.engine.forget_prefixes()
+        here.engine.check_integrity()
+
+
+def test_an_answer_that_has_ended_is_claimed_whole() -> None:
+    here, ids, short = bench(), prompt(2, 20), replace(GREEDY, max_tokens=2)
+    sequence = ahead(here, ids, 4, short)
+    assert here.engine.claim(sequence) and here.engine.runs(sequence)
+    assert [event.finish_reason is not None for event in here.engine.step() if isinstance(event, TokenEvent)] == [
+        False, True,
+    ]  # fmt: skip
+    assert not here.engine.runs(sequence) and here.engine.ended(sequence)
+    assert here.engine.take_completion(sequence).token_ids == complete(ids, short).token_ids
+
+
+def test_nothing_stays_of_an_answer_that_is_given_up() -> None:
+    here = bench()
+    here.engine.discard(ahead(here, prompt(1, 40)))
+    here.engine.check_integrity()
+    assert here.pool.live_blocks == 0
+
+
+def test_a_request_takes_the_room_of_prepared_answers_the_oldest_first() -> None:
+    here = bench(blocks=3, max_context=300)
+    first, second = ahead(here, prompt(1, 40)), ahead(here, prompt(2, 40))
+    wanted = here.engine.submit(Request(tuple(prompt(3, 200)), replace(GREEDY, max_tokens=20), batched=True))
+    here.engine.step()
+    assert here.engine.runs(wanted) and here.engine.load.waiting == 0
+    assert here.engine.prepared(first) is None and here.engine.prepared(second) is not None
+    assert not here.engine.claim(first)
+
+
+def test_an_answer_that_has_no_room_to_go_on_is_not_given() -> None:
+    here = bench(blocks=2, max_context=256)
+    sequence = ahead(here, prompt(1, 100), 4, replace(GREEDY, max_tokens=120))
+    here.engine.submit(Request(tuple(prompt(2, 20)), GREEDY, batched=True))
+    here.engine.step()
+    assert not here.engine.claim(sequence) and here.engine.prepared(sequence) is None
+    here.run()
+
+
+def test_nobody_is_overtaken_by_a_prepared_answer() -> None:
+    here = bench(max_batch=1)
+    sequence = ahead(here, prompt(1, 20))
+    here.engine.submit(Request(tuple(prompt(2, 20)), GREEDY, batched=True))
+    here.engine.submit(Request(tuple(prompt(3, 20)), GREEDY, batched=True))
+    here.engine.step()
+    assert not here.engine.claim(sequence)
+    here.run()
+
+
+def test_a_prepared_answer_that_fails_is_told_to_nobody() -> None:
+    here = bench(experts=FailingLate(1))
+    sequence = ahead(here, prompt(1, 40))
+    assert here.engine.prepared(sequence) is None and not here.engine.claim(sequence)
+    here.engine.check_integrity()
+
+
+def test_a_prepared_prompt_is_computed_a_cell_at_a_time() -> None:
+    here, ids = bench(prefill_chunk=64), prompt(1, 64)
+    sequence = here.engine.prepare(Request(tuple(ids), GREEDY, scope="a", prompt_only=True))
+    steps = 0
+    while not here.engine.idle:
+        assert here.engine.step() == []
+        steps += 1
+    assert steps == 4 and here.engine.ended(sequence)
+    assert here.engine.prefixes.shared("a", ids) == 64
+
+
+def test_a_kept_beginning_is_cut_and_another_prompt_is_not() -> None:
+    prefixes, ids = store(), list(range(100))
+    keep(prefixes, "a", ids[:96])
+    keep(prefixes, "a", [*ids[:20], 900])
+    keep(prefixes, "b", ids[:96])
+    prefixes.cut("a", ids, 48)
+    assert prefixes.shared("a", ids) == 48 and prefixes.shared("b", ids) == 96
+    assert prefixes.shared("a", [*ids[:20], 900]) == 21
+    prefixes.cut("a", ids, 0)
+    assert prefixes.shared("a", ids) == 20, "of the prompt that went on otherwise"
+
+
+def test_turns_go_to_who_had_none_for_longest() -> None:
+    turns: Turns[str] = Turns()
+    for who in ("a", "b", "a"):
+        turns.take(who)
+    assert sorted("abc", key=turns.rank) == ["c", "b", "a"]
+    turns.forget("a")
+    assert turns.rank("a") == -1
+    for number in range(300):
+        turns.take(str(number))
+    assert turns.rank("b") == -1 and turns.rank("43") == -1 and turns.rank("44") >= 0

@@ -1,0 +1,150 @@
+"""The law of drafts: whatever is typed, deleted, pasted or moved, the answer is the one without drafts."""
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from steerpipe.core.sampling import SamplingSettings
+from steerpipe.engine.tokenizer import ChatMessage
+from steerpipe.intake.draft import Draft
+from steerpipe.intake.edits import DraftEdit, delete, insert, move, paste, replace
+from steerpipe.intake.keystrokes import KeystrokeSession, read_sessions
+from steerpipe.runtime.pipeline import Pipeline
+from tests.runtime.drafting import Desk, expected
+
+LOG = Path(__file__).parents[3] / "shared" / "keystrokes" / "events.jsonl.gz"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "keystrokes.jsonl"
+HISTORY = (ChatMessage("user", "Hello there!"), ChatMessage("assistant", "Hi, how are you?"))
+PIECES = (
+    "Can you ",
+    "tell me ",
+    "wh",
+    "at's ",
+    "the ",
+    "answer",
+    "? ",
+    "\n",
+    "12",
+    "<|im_",
+    "end|>",
+    "é",
+    "日本",
+    ". ",
+)
+ANSWERS = (
+    SamplingSettings(temperature=0.0, max_tokens=10),
+    SamplingSettings(temperature=0.9, top_p=0.95, seed=5, max_tokens=10),
+)
+
+
+@cache
+def opened(dtype: str, fast_memory: str) -> Pipeline:
+    return Pipeline(dtype=dtype, fast_memory=fast_memory, threads=1, predict="off", profile=False, max_context=1024)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closing() -> Iterator[None]:
+    yield
+    for dtype in ("float32", "bfloat16"):
+        for fast_memory in ("100%", "25%"):
+            opened(dtype, fast_memory).close()
+
+
+@st.composite
+def scripts(draw: st.DrawFn) -> list[DraftEdit]:
+    """Edits that fit the text that those before have made; pauses are short, or long enough for anything."""
+    text, seconds, edits = "", 0.0, []
+    for _ in range(draw(st.integers(1, 9))):
+        seconds += draw(st.sampled_from([0.05, 0.1, 0.3, 2.0]))
+        at = draw(st.integers(0, len(text)))
+        removed = draw(st.integers(0, min(len(text) - at, 40)))
+        new = "".join(draw(st.lists(st.sampled_from(PIECES), max_size=12)))
+        kind = draw(st.sampled_from(["type", "paste", "delete", "replace", "move"]))
+        if kind == "type":
+            edit = insert(len(text), new, seconds)
+        elif kind == "paste":
+            edit = paste(at, new * 3, seconds)
+        elif kind == "delete":
+            edit = delete(at, removed, seconds)
+        elif kind == "replace":
+            edit = replace(at, removed, new, seconds)
+        else:
+            edit = move(at, removed, draw(st.integers(0, len(text) - removed)), seconds)
+        typed = Draft()
+        typed.apply(paste(0, text, 0.0))
+        typed.apply(edit)
+        text = typed.text
+        edits.append(edit)
+    return edits
+
+
+def check(pipe: Pipeline, edits: list[DraftEdit], history: tuple[ChatMessage, ...], answer: SamplingSettings,
+          pause: float, *, lazy: bool, batched: bool) -> int:  # fmt: skip
+    """How many tokens were there at Enter."""
+    desk = Desk(pipe)
+    draft = desk.drafts.open("somebody", history, settings=answer, batched=batched)
+    desk.type(draft, edits, lazy=lazy)
+    desk.rest(desk.now + pause)
+    text, ahead = desk.drafts.text(draft), desk.drafts.warmth(draft).speculated_tokens
+    told = desk.answer(desk.drafts.submit(draft))
+    desk.close()
+    assert told == expected(pipe, text, history, answer, batched=batched)
+    return ahead
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("fast_memory", ["100%", "25%"])
+@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    edits=scripts(), history=st.sampled_from([(), HISTORY]), answer=st.sampled_from(ANSWERS),
+    pause=st.sampled_from([0.0, 1.0]), lazy=st.booleans(), batched=st.booleans(),
+)  # fmt: skip
+def test_the_same_tokens_whatever_is_typed(
+    dtype: str, fast_memory: str, edits: list[DraftEdit], history: tuple[ChatMessage, ...], answer: SamplingSettings,
+    pause: float, lazy: bool, batched: bool,
+) -> None:  # fmt: skip
+    check(opened(dtype, fast_memory), edits, history, answer, pause, lazy=lazy, batched=batched)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    edits=scripts(), history=st.sampled_from([(), HISTORY]), answer=st.sampled_from(ANSWERS),
+    pause=st.sampled_from([0.0, 1.0]), lazy=st.booleans(), batched=st.booleans(),
+)  # fmt: skip
+def test_the_same_tokens_whatever_is_typed_many_times(
+    dtype: str, edits: list[DraftEdit], history: tuple[ChatMessage, ...], answer: SamplingSettings,
+    pause: float, lazy: bool, batched: bool,
+) -> None:  # fmt: skip
+    check(opened(dtype, "25%"), edits, history, answer, pause, lazy=lazy, batched=batched)
+
+
+def opening(session: KeystrokeSession, edits: int) -> list[DraftEdit]:
+    """The first edits of a session."""
+    return list(session.edits[:edits])
+
+
+def test_the_same_tokens_with_the_log_that_ships() -> None:
+    session = next(read_sessions(EXAMPLE))
+    ahead = check(opened("float32", "100%"), opening(session, 30), (), ANSWERS[0], 1.0, lazy=False, batched=False)
+    assert ahead == 8
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not LOG.exists(), reason="the keystroke logs are not beside the project")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_same_tokens_with_logs_of_real_people(dtype: str) -> None:
+    ahead = []
+    for number, session in enumerate(read_sessions(LOG)):
+        if number == 12:
+            break
+        edits = opening(session, 80)
+        ahead.append(
+            check(opened(dtype, "25%"), edits, (), ANSWERS[number % 2], number % 3 * 0.2, lazy=False, batched=False)
+        )
+    assert max(ahead) == 8 and min(ahead) == 0
