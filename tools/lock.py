@@ -23,7 +23,8 @@ OPTIONS = [
     *("--no-emit-package", "torch", "--quiet"),
 ]  # fmt: skip
 COMPILE = [
-    *(sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml", "--extra", "dev", "--extra", "server"),
+    *(sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml"),
+    *("--extra", "dev", "--extra", "server", "--extra", "chat"),
     *("--constraints", "constraints.txt", *OPTIONS, "--output-file", LOCK.name),
 ]  # fmt: skip
 

@@ -166,10 +166,10 @@ def test_a_thousand_abandoned_drafts_leave_nothing(desk: Desk) -> None:
 
 
 def test_closing_a_draft_keeps_what_was_there_before_it(desk: Desk) -> None:
-    desk.engine.submit(Request(desk.pipe.encode([*HISTORY, ChatMessage("user", "x")]), GREEDY, scope="a"))
+    head = desk.drafts._prompts.begin(HISTORY).ids
+    desk.engine.submit(Request(head, GREEDY, scope="a", prompt_only=True))
     while not desk.engine.idle:
         desk.engine.step()
-    head = desk.drafts._prompts.begin(HISTORY).ids
     kept = desk.engine.prefixes.shared("a", head) // 16 * 16
     assert kept >= 64
     draft = desk.drafts.open("a", HISTORY)
@@ -213,6 +213,8 @@ def test_an_edit_that_is_refused_does_not_hide_what_the_one_before_it_changed(de
     desk.rest()
     with pytest.raises(RequestError):
         desk.drafts.edit(draft, [replace(0, 3, "Would", desk.now), delete(0, 1000, desk.now)])
+    session = desk.drafts._open[draft]
+    assert session.computed == session.prefix.first(len(session.computed))
     desk.drafts.edit(draft, [insert(len(TEXT) + 2, " Please.", desk.now)])
     desk.rest()
     wanted = expected(desk.pipe, "Would" + TEXT[3:] + " Please.")
