@@ -34,7 +34,7 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         {"fast_memory": "100%"},
         {"fast_memory": "25%"},
-        {"fast_memory": "1%"},
+        {"fast_memory": "10%"},
         {"fast_memory": "25%", "ram": "1MiB"},
         {"ram": "100KiB"},
         {"fast_memory": "25%", "policy": "lru"},

@@ -61,8 +61,9 @@ class StepGraphs:
         self._gates = routing_buffer(len(layers), rows, top_k, torch.float32, device)
         self._mailbox = Mailbox(len(layers), rows * top_k, pinned=True)
         self._stream = torch.cuda.Stream(device)
-        # Batches have no time to win there. Its kernels go first: those of experts may wait on every multiprocessor.
-        self._side = torch.cuda.Stream(device, priority=-1) if rows == 1 else None
+        # Batches have no time to win there. A tap's kernels go first: experts may wait on every multiprocessor.
+        first = 0 if forecaster is None else -1
+        self._side = torch.cuda.Stream(device, priority=first) if rows == 1 else None
         self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[tuple[int, bool], _Captured] = {}
         self._stamp = 0

@@ -100,7 +100,8 @@ class Server:
                 shelf.tally.of[shelf.use(number, transient=number not in kept)].late += 1
                 waiting.append(number)
         group: list[int] = []
-        spared = {*numbers, *self._before, *shelf.expected}
+        guesses = bool(shelf.expected or shelf.guessed)
+        spared = {*numbers, *self._before, *shelf.expected} if guesses else numbers
         size = 1  # the first copy begins at once; then there is time, and fewer words between blocks cost the link less
         for number in absent:
             begun = number not in kept and shelf.demand(number, transient=True, sparing=spared)
