@@ -30,7 +30,9 @@ from steerpipe.predict.records import PackedTrace
 from steerpipe.predict.reuse import ReuseConfig, ReuseForecast
 from steerpipe.predict.reuse_file import NAME, load_reuse, save_reuse
 from steerpipe.predict.stored import Training
+from steerpipe.runtime.models import find_model
 from steerpipe.store.policies import HALF_LIFE_TOKENS
+from steerpipe.store.reader import open_pack
 from steerpipe.train.fit import Schedule
 from steerpipe.train.material import collect
 from steerpipe.train.reuse import ReuseMaterial, gather_material, gather_states, train_reuse
@@ -174,7 +176,9 @@ class Run:
         if (shipped := self.forecasts.get("shipped")) is not None:
             said = self.results["variants"]["shipped"]
             made = Training(said["tokens"], len(self.text.train), said["seconds"], self.results["device"], 0, "nano")
-            self.results["file_bytes"] = save_reuse(shipped, out / NAME, made)
+            self.results["file_bytes"] = save_reuse(
+                shipped, out / NAME, made, open_pack(find_model(None)).manifest.source
+            )
             self.results["microseconds"] = microseconds(shipped)
         (out / "results.json").write_text(json.dumps(self.results, indent=1), encoding="utf-8")
 

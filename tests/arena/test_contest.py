@@ -22,6 +22,7 @@ from steerpipe.arena.results import ArenaResult
 from steerpipe.arena.rows import amdahl_table, metrics_table, summary_table
 from steerpipe.arena.worth import BELADY, LFRU, RESIDENT, REUSE, measure_worth, perfect
 from steerpipe.core.errors import InputError
+from steerpipe.predict.protocol import Cost
 from steerpipe.predict.sight import Sight
 from steerpipe.train.counts import count_transition
 from steerpipe.train.material import Material
@@ -53,11 +54,40 @@ class Shouts(Successor):
         return super().probabilities(sight) * 2
 
 
+class SaysNaN(Successor):
+    name = "says NaN"
+
+    def probabilities(self, sight: Sight) -> Tensor:
+        return super().probabilities(sight) * float("nan")
+
+
+class WrongShape(Successor):
+    name = "wrong shape"
+
+    def probabilities(self, sight: Sight) -> Tensor:
+        return torch.zeros(3, 3)
+
+
+class Raises(Successor):
+    name = "raises"
+
+    def probabilities(self, sight: Sight) -> Tensor:
+        raise ZeroDivisionError("over\nlines")
+
+
+class NoCost(Successor):
+    name = "no cost"
+
+    def cost(self) -> Cost:
+        raise KeyError("cost")
+
+
 @pytest.fixture(scope="module")
 def result() -> ArenaResult:
     train, test = draw(prompts=30, tokens=40), draw(prompts=6, tokens=40, seed=1, first=100)
     entries = usual_entries(Material(packed(train), 30, 50), [0, 1, 2], "planted")
     entries += entries_of((each, "tests") for each in (Successor(), Peeks(), NeedsStates(), Shouts()))
+    entries += entries_of((each, "tests") for each in (SaysNaN(), WrongShape(), Raises(), NoCost()))
     options = Options(machines=[MACHINE], worth_tokens=120, worth_warmup_tokens=40)
     return run_arena("planted", GEOMETRY, train, test, entries, options)
 
@@ -107,7 +137,11 @@ def test_shuffled_labels_score_at_chance_on_average() -> None:
 
 def test_who_peeks_and_who_cannot_be_run_is_named_and_the_others_go_on(result: ArenaResult) -> None:
     refused = {each.name: each.refused for each in result.refused}
-    assert refused.keys() == {"peeks", "needs states", "shouts"}
+    assert refused.keys() == {"peeks", "needs states", "shouts", "says NaN", "wrong shape", "raises", "no cost"}
+    assert refused["wrong shape"] is not None and "InputError: wrong shape gave [3, 3], not [" in refused["wrong shape"]
+    assert refused["says NaN"] is not None and "not probabilities" in refused["says NaN"]
+    assert refused["raises"] == "ZeroDivisionError: over lines"
+    assert refused["no cost"] == "KeyError: 'cost'"
     assert refused["peeks"] is not None and refused["peeks"].startswith("PeekError: peeks answers for layer 0")
     assert refused["needs states"] is not None and "no residual states" in refused["needs states"]
     assert refused["shouts"] is not None and "not probabilities" in refused["shouts"]
@@ -138,6 +172,7 @@ def test_everything_is_in_the_json_and_in_the_tables(result: ArenaResult) -> Non
     assert by_name["successor"]["horizons"][0]["layers"][3]["recall"] == 1.0
     assert by_name["shuffled labels"]["role"] == Role.CONTROL.value
     assert read["worth"][0]["baselines"][1]["name"] == LFRU
+    assert "control is missing" not in metrics_table(result).caption
     rows = metrics_table(result).rows
     assert ("peeks: refused", *("–",) * 11) in rows
     assert sum(row[0] == "successor" for row in rows) == 2  # one for each horizon
@@ -193,6 +228,15 @@ def test_a_split_that_shares_a_prompt_is_refused() -> None:
     sequences = draw(prompts=6)
     with pytest.raises(InputError, match="share 1 prompt ids"):
         run_arena("planted", GEOMETRY, sequences[:4], sequences[3:], entries_of([(Successor(), "tests")]), Options())
+
+
+def test_who_has_no_horizon_is_left_out_with_a_word_and_a_missing_control_is_said() -> None:
+    train, test = draw(prompts=30, tokens=40), draw(prompts=6, tokens=40, seed=1, first=100)
+    entries, said = usual_entries(Material(packed(train), 30, 50), [0], "planted"), list[str]()
+    found = run_arena("planted", GEOMETRY, train, test, entries, Options(timings=False), progress=said.append)
+    assert {each.name for each in found.entries} == {"frequency", "previous", "affinity", "oracle", "random"}
+    assert [line.split(" is left out")[0] for line in said if "left out" in line] == ["transition", "shuffled labels"]
+    assert found.control_excess is None and "The control is missing" in metrics_table(found).caption
 
 
 def test_shuffled_labels_are_distinct_experts_that_the_truth_says_nothing_about() -> None:

@@ -8,6 +8,7 @@ from steerpipe.arena.lineup import saved_entries
 from steerpipe.core.errors import InputError
 from steerpipe.predict.files import save
 from steerpipe.predict.frequency import Frequency
+from steerpipe.predict.mark import ModelMark
 from steerpipe.predict.records import TracedSequence
 from steerpipe.predict.seen import prompt_digest
 from steerpipe.predict.stored import Training
@@ -35,9 +36,23 @@ def test_one_more_for_a_horizon_is_named_after_its_folder_then_its_file(tmp_path
     assert names == ["frequency", "frequency (large)", "frequency (c)"]
 
 
+def test_a_name_that_is_taken_is_told_apart_by_the_file(tmp_path: Path) -> None:
+    files = [kept(tmp_path / name, [1]) for name in ("a.safetensors", "b.safetensors", "large/b.safetensors")]
+    names = [each.name for each in saved_entries(files, None, None, [1], "cpu", (), {"frequency"})]
+    assert names == ["frequency (a)", "frequency (b)", f"frequency ({files[2]})"]
+
+
+def test_files_of_the_folder_one_stands_in_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = [kept(Path(name), [1]) for name in ("a.safetensors", "b.safetensors", "c.safetensors")]
+    names = [each.name for each in saved_entries(files, None, None, [1], "cpu", ())]
+    assert names == ["frequency", "frequency (b)", "frequency (c)"]
+
+
 def test_horizons_that_nobody_asked_for_are_left_out(tmp_path: Path) -> None:
     file = kept(tmp_path / "a.safetensors", [0, 5])
-    assert saved_entries([file], None, None, [1, 2], "cpu", ()) == []
+    (silent,) = saved_entries([file], None, None, [1, 2], "cpu", ())
+    assert (silent.name, silent.by_horizon) == ("frequency (a)", {})
     (entry,) = saved_entries([file], None, None, [0, 1], "cpu", ())
     assert list(entry.by_horizon) == [0]
 
@@ -57,3 +72,11 @@ def test_predictors_beside_a_model_take_part_but_the_reuse_forecast_does_not(tmp
     (entry,) = saved_entries([], tmp_path / "pack", None, [1], "cpu", ())
     assert entry.origin == "comes with the model"
     assert saved_entries([], None, None, [1], "cpu", ()) == []
+
+
+def test_a_saved_predictor_of_another_model_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.safetensors"
+    save(Frequency(torch.full((4, 12), 1 / 6), [1]), file)
+    assert saved_entries([file], None, None, [1], "cpu", (), here=ModelMark(4, 12))
+    with pytest.raises(InputError, match="4 MoE layers, 12 experts; this one has 24 MoE layers, 60 experts"):
+        saved_entries([file], None, None, [1], "cpu", (), here=ModelMark(24, 60))

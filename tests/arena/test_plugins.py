@@ -5,7 +5,7 @@ import pytest
 from steerpipe.arena.plugins import load_plugin
 from steerpipe.core.errors import ConfigError
 from steerpipe.train.material import Material
-from tests.arena.traces import draw, packed
+from tests.arena.traces import Successor, draw, packed
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "write_a_predictor.py"
 
@@ -33,9 +33,11 @@ def test_a_class_of_a_package_is_found_by_name(material: Material) -> None:
         ("nowhere.py", "does not exist"),
         ("no.such.module:Class", "cannot be imported"),
         ("tests.arena.traces:Nobody", "no Nobody in it"),
-        ("tests.arena.test_causality", "has 2 predictors"),
+        ("tests.arena.test_causality", "has 4 predictors"),
         ("tests.arena.traces:GEOMETRY", "is no class"),
         ("tests.arena.test_plugins:Empty", "has no name, horizons, probabilities, cost"),
+        ("tests.arena.test_plugins:CannotBeMade", "raised ZeroDivisionError: division by zero"),
+        ("tests.arena.test_plugins:LooksBack", "not layers ahead"),
     ],
 )
 def test_what_is_no_predictor_is_refused_with_a_reason(spec: str, said: str, material: Material) -> None:
@@ -43,5 +45,20 @@ def test_what_is_no_predictor_is_refused_with_a_reason(spec: str, said: str, mat
         load_plugin(spec, material)
 
 
+def test_a_file_that_raises_is_named_with_what_it_raised(tmp_path: Path, material: Material) -> None:
+    (tmp_path / "half.py").write_text("class Half(\n")
+    with pytest.raises(ConfigError, match=r"half\.py raised SyntaxError"):
+        load_plugin(str(tmp_path / "half.py"), material)
+
+
 class Empty:
     pass
+
+
+class CannotBeMade:
+    def __init__(self) -> None:
+        raise ZeroDivisionError("division by zero")
+
+
+class LooksBack(Successor):
+    horizons = (-1,)  # type: ignore[assignment]  # a wrong one

@@ -68,10 +68,12 @@ class Successor:
         return Cost(parameters=0, multiply_adds=0)
 
 
-def write(folder: Path, sequences: Sequence[TracedSequence], *, digest: str = "made up") -> Path:
+def write(
+    folder: Path, sequences: Sequence[TracedSequence], *, digest: str = "made up", geometry: Geometry = GEOMETRY
+) -> Path:
     """A trace folder of them, with the weights."""
     options = TraceOptions(engine="transformers", dtype="float32", max_tokens=64, weights=True)
-    header = TraceHeader(ModelIdentity("planted", digest), GEOMETRY, 50, "tests", options)
+    header = TraceHeader(ModelIdentity("planted", digest), geometry, 50, "tests", options)
     with TraceWriter(folder, header) as writer:
         for sequence in sequences:
             writer.write([sequence], "drawn")

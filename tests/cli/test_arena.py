@@ -1,13 +1,14 @@
 """`steerpipe arena` from the command line."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from steerpipe.cli import app
-from tests.arena.traces import draw, write
+from tests.arena.traces import GEOMETRY, draw, write
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "write_a_predictor.py"
 QUICK = ["--machines", "none", "--horizons", "1,2"]
@@ -52,6 +53,69 @@ def test_a_predictor_that_peeks_is_named_and_the_exit_says_so(traces: Path, tmp_
     result = CliRunner().invoke(app, ["arena", str(traces), *QUICK, "--plugin", str(tmp_path / "cheat.py")])
     assert result.exit_code == 2
     assert "cheat is out: PeekError" in result.stdout
+
+
+def test_a_predictor_that_reads_the_next_token_is_caught(traces: Path, tmp_path: Path) -> None:
+    (tmp_path / "next.py").write_text(
+        "from steerpipe.predict.protocol import Cost\n"
+        "class Next:\n"
+        "    name, horizons = 'next', (1,)\n"
+        "    def probabilities(self, sight):\n"
+        "        trace = sight._trace\n"
+        "        return trace.routed((sight._rows + 1) % trace.rows, sight.decision.target)\n"
+        "    def cost(self): return Cost(0, 0)\n"
+    )
+    result = CliRunner().invoke(app, ["arena", str(traces), *QUICK, "--plugin", str(tmp_path / "next.py")])
+    assert result.exit_code == 2
+    assert "next is out: PeekError" in result.stdout
+
+
+def test_a_plugin_that_raises_is_named_and_the_others_go_on(traces: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text(
+        "from steerpipe.predict.protocol import Cost\n"
+        "class Bad:\n"
+        "    name, horizons = 'bad', (1,)\n"
+        "    def probabilities(self, sight): return 1 / 0\n"
+        "    def cost(self): return Cost(0, 0)\n"
+    )
+    words = ["arena", str(traces), *QUICK, "--plugin", str(tmp_path / "bad.py"), "--plugin", str(EXAMPLE)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert "bad is out: ZeroDivisionError: division by zero" in result.stdout and "followers" in result.stdout
+
+
+def test_what_train_wrote_stands_beside_what_the_arena_counts(traces: Path, tmp_path: Path) -> None:
+    files = [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
+    for file in files:
+        trained = CliRunner().invoke(app, ["train", "transition", str(traces), str(file)])
+        assert trained.exit_code == 0, trained.output
+    words = ["arena", str(traces), *QUICK, "--predictor", str(files[0]), "--predictor", str(files[1]), "--json"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    recalls = {each["name"]: each["horizons"][0]["overall"]["recall"] for each in json.loads(result.stdout)["entries"]}
+    assert recalls["transition (one)"] == recalls["transition (two)"] == recalls["transition"]
+
+
+def test_horizons_beyond_the_layers_are_left_out_with_a_line(tmp_path: Path) -> None:
+    two = replace(GEOMETRY, layers=2)
+    traces = write(tmp_path / "traces", draw(prompts=30, tokens=30, geometry=two), geometry=two)
+    result = CliRunner().invoke(app, ["arena", str(traces), "--machines", "none", "--json"])
+    assert result.exit_code == 0, result.output
+    assert "horizons left out: 2, 3 (the model has 2 MoE layers)" in result.stderr
+    entries = json.loads(result.stdout)["entries"]
+    assert not any(each["refused"] for each in entries)
+    assert {at["horizon"] for each in entries for at in each["horizons"]} == {0, 1}
+    none = CliRunner().invoke(app, ["arena", str(traces), "--horizons", "2,3"])
+    assert none.exit_code == 2 and "give horizons below 2" in none.stderr
+
+
+def test_before_the_attention_alone_the_missing_control_is_said(traces: Path) -> None:
+    words = ["arena", str(traces), "--machines", "none", "--horizons", "0", "--plugin", str(EXAMPLE)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    for name in ("transition", "shuffled labels", "followers"):
+        assert f"{name} is left out: it answers at none of the horizons that were asked for" in result.stderr
+    assert "control is missing" in " ".join(result.stdout.split())
 
 
 def test_test_traces_that_share_a_prompt_with_the_training_are_refused(traces: Path, tmp_path: Path) -> None:

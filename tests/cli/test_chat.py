@@ -18,12 +18,12 @@ import pytest
 
 pytest.importorskip("prompt_toolkit", reason="the extra chat is not installed")
 
-from steerpipe.cli.chat_screen import report_line, toolbar_line
+from steerpipe.cli.chat_screen import report_line, toolbar_line, whole
 from steerpipe.core.events import FinishReason
 from steerpipe.runtime.chat_thread import TurnReport
 from steerpipe.runtime.drafts import Warmth
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 12.0
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r")
 
 
@@ -34,8 +34,8 @@ class Terminal:
     shown: str = ""
     raw: bytes = field(default=b"")
 
-    def type(self, text: str) -> None:
-        os.write(self.screen, text.encode())
+    def type(self, text: str | bytes) -> None:
+        os.write(self.screen, text.encode() if isinstance(text, str) else text)
 
     def wait_for(self, wanted: str) -> str:
         """What was shown since the last call, up to and with `wanted`."""
@@ -98,18 +98,56 @@ def test_a_conversation(terminal: Terminal, tmp_path: Path) -> None:
     assert not [file for file in written if b"zanzibarine" in file.read_bytes()]
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path: Path) -> None:
-    terminal = start(tmp_path, "--max-tokens", "900", "--no-drafts")
+def test_ctrl_c_stops_the_answer_and_the_next_one_is_its_own(tmp_path: Path) -> None:
+    terminal = start(tmp_path, "--max-tokens", "900", "--no-drafts", "--fast-memory", "12.5%", "--pace", "20MB")
     terminal.wait_for("drafts are off")
     terminal.type("Tell me a story.\r")
     terminal.wait_until(r"story\.[^A-Za-z]*[A-Za-z']+ [A-Za-z']+ ")  # into the answer
     terminal.type("\x03")
-    found = terminal.wait_for("first token after")
-    terminal.wait_for(" · ")
-    assert "error" not in found
+    assert "error" not in terminal.wait_for(" · cancelled")
+    terminal.type("/new\r")
+    terminal.wait_for("forgotten")
+    for _ in range(2):  # each is one answer to one question: nothing of the stopped one is left over
+        terminal.type("Now say it in one word.\r")
+        terminal.wait_until(r"one word\.[^A-Za-z]*[A-Za-z']+ ")
+        terminal.type("\x03")
+        assert terminal.wait_for(" · cancelled").count("first token after") == 1
+    terminal.type("/stats\r")
+    assert "2: first token after" in terminal.wait_until(r"2: .* · cancelled")
     terminal.type("/quit\r")
     assert terminal.process.wait(PATIENCE_SECONDS) == 0
     os.close(terminal.screen)
+
+
+def test_bytes_that_are_not_utf_8_are_sent_as_a_mark(terminal: Terminal) -> None:
+    terminal.wait_for("/help")
+    terminal.type(b"caf\xe9 please")
+    terminal.wait_for("please")
+    terminal.type("\r")
+    found = terminal.wait_for(" · length")
+    assert "Traceback" not in found and "Exception" not in found
+
+
+def test_where_the_context_is_full_a_new_conversation_is_offered_and_begun(tmp_path: Path) -> None:
+    terminal = start(tmp_path, "--max-tokens", "4", "--max-context", "64", "--no-drafts")
+    terminal.wait_for("drafts are off")
+    for _ in range(3):
+        terminal.type("Do you like dogs, cats, and all the other animals?\r")
+        if "/new" in terminal.wait_until(" · length|/new forgets the conversation"):
+            break
+    terminal.type("/new\r")
+    terminal.wait_for("a new conversation")
+    terminal.type("Do you like dogs?\r")
+    terminal.wait_for(" · length")
+    terminal.type("/help\r")
+    terminal.wait_for("/new        forget")
+    terminal.type("/quit\r")
+    assert terminal.process.wait(PATIENCE_SECONDS) == 0
+    os.close(terminal.screen)
+
+
+def test_halves_of_characters_are_marked_and_whole_ones_kept() -> None:
+    assert whole("a\udce9b 😀 é") == "a\ufffdb 😀 é"
 
 
 def test_a_chat_needs_a_terminal(tmp_path: Path) -> None:

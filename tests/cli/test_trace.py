@@ -104,6 +104,8 @@ def test_an_interrupt_keeps_what_is_finished(
         (["--engine", "vllm"], "vllm"),
         (["--states"], "hidden states"),
         (["--batch-tokens", "64"], "--batch-tokens"),
+        (["--batch-tokens", "-5", "--engine", "transformers"], "--batch-tokens -5"),
+        (["--limit", "0"], "--limit 0"),
         (["--generate", "-1"], "-1 tokens"),
         (["--generate", "100000"], "100000"),
         (["--window", "0"], "windows of 0"),

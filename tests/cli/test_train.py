@@ -92,6 +92,23 @@ def test_kinds_that_need_states_refuse_a_trace_without_them(model: Path, prompts
     assert not (tmp_path / "out").exists()
 
 
+def test_a_head_says_that_a_trace_with_states_has_no_routers(model: Path, prompts: Path, tmp_path: Path) -> None:
+    words = ("--engine", "transformers", "--states")
+    assert steerpipe("trace", model, prompts, tmp_path / "traces", *words).exit_code == 0
+    result = steerpipe("train", "head", tmp_path / "traces", tmp_path / "out")
+    assert result.exit_code == 2 and "the model's routers" in result.stderr and "--prompts FILE" in result.stderr
+
+
+def test_a_file_carries_its_model_and_is_no_part_for_another(model: Path, prompts: Path, tmp_path: Path) -> None:
+    part = tmp_path / "mlp.safetensors"
+    told("mlp", part, "--model", model, "--prompts", prompts, "--steps", 2, "--rows", 32)
+    mark = load(part).mark
+    assert mark is not None and mark.weights and mark.hidden and mark.top_k
+    given = ("--part", part, "--part", part, "--steps", 2, "--limit", 12)
+    result = steerpipe("train", "blend", tmp_path / "blend.safetensors", "--prompts", prompts, *given)
+    assert result.exit_code == 2 and "this one has 24 MoE layers, 60 experts" in result.stderr
+
+
 @pytest.mark.parametrize("words", [("--horizon", 99), ("--target", 99), ("--window", "sideways")])
 def test_choices_that_the_model_does_not_have(
     words: tuple[object, ...], model: Path, prompts: Path, tmp_path: Path

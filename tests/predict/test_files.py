@@ -1,5 +1,6 @@
 """What is saved comes back: every kind, every storage; what is no predictor is refused with words."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from steerpipe.predict.files import load, save
 from steerpipe.predict.head import HeadNetwork, ResidualHead
 from steerpipe.predict.kinds import KINDS
 from steerpipe.predict.lookahead import RouterLookahead
+from steerpipe.predict.mark import ModelMark
 from steerpipe.predict.preattention import Architecture as PreAttentionArchitecture
 from steerpipe.predict.preattention import PreAttention, PreAttentionNetwork
 from steerpipe.predict.records import Geometry
@@ -110,11 +112,62 @@ def test_routers_are_asked_for() -> None:
             type(kinds[kind]).restore(kinds[kind].config(), kinds[kind].tensors(), None)
 
 
-def test_a_predictor_of_another_model_is_refused(tmp_path: Path) -> None:
-    save(every_kind()["lookahead"], tmp_path / "a.safetensors")
-    other = planted_routers(geometry=Geometry(layers=6, experts=8, top_k=2, hidden=16))
-    with pytest.raises(InputError, match="trained for 4 MoE layers"):
-        load(tmp_path / "a.safetensors", other)
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_predictor_of_a_model_with_other_layers_or_experts_is_refused(
+    kind: str, marked: bool, tmp_path: Path
+) -> None:
+    file, predictor = tmp_path / "a.safetensors", every_kind()[kind]
+    predictor.mark = ModelMark.of(GEOMETRY) if marked else None
+    save(predictor, file)
+    assert load(file, planted_routers(), here=ModelMark.of(GEOMETRY)).mark == predictor.mark
+    other = Geometry(layers=6, experts=12, top_k=2, hidden=16)
+    with pytest.raises(InputError, match=r"is of a model with .*; this one has .*\n  fix: remove it") as caught:
+        load(file, planted_routers(geometry=other))
+    assert not isinstance(caught.value, DamagedFileError)
+    with pytest.raises(InputError, match=r"is of a model with .*; this one has"):
+        load(file, planted_routers(), here=ModelMark.of(other))
+
+
+@pytest.mark.parametrize("kind", ["lookahead", "estimator", "hybrid", "preattention", "head"])
+def test_states_of_another_width_are_refused_where_they_matter(kind: str, tmp_path: Path) -> None:
+    save(every_kind()[kind], tmp_path / "a.safetensors")
+    with pytest.raises(InputError, match="16 hidden; this one has 4 MoE layers, 8 experts, 20 hidden"):
+        load(tmp_path / "a.safetensors", planted_routers(geometry=replace(GEOMETRY, hidden=20)))
+
+
+def test_a_mark_tells_models_apart_that_have_the_same_tables(tmp_path: Path) -> None:
+    file, predictor = tmp_path / "a.safetensors", every_kind()["frequency"]
+    predictor.mark = ModelMark.of(GEOMETRY, "aa11-int4-bf16")
+    save(predictor, file)
+    assert load(file, here=ModelMark.of(GEOMETRY, "aa11")).mark == predictor.to("cpu").mark == predictor.mark
+    load(file, here=ModelMark.of(GEOMETRY))  # nobody knows its weights
+    with pytest.raises(InputError, match=r"weights aa11; this one has .*weights bb22"):
+        load(file, here=ModelMark.of(GEOMETRY, "bb22"))
+    with pytest.raises(InputError, match=r"2 of them routed, 16 hidden; this one has .* 3 of them routed"):
+        load(file, here=ModelMark.of(replace(GEOMETRY, top_k=3)))
+
+
+def test_a_blend_is_told_by_its_parts(tmp_path: Path) -> None:
+    networks = {Decision(3, 1): build(Architecture.MLP, 8, 2)}
+    history = Trajectory(Architecture.MLP, GEOMETRY.experts, networks, steps=2)
+    save(Blend([history, history], 1, torch.rand(4, 2), torch.rand(4)), tmp_path / "a.safetensors")
+    load(tmp_path / "a.safetensors", here=ModelMark.of(GEOMETRY))
+    with pytest.raises(InputError, match="4 MoE layers, 8 experts; this one has 4 MoE layers, 60 experts"):
+        load(tmp_path / "a.safetensors", here=ModelMark.of(replace(GEOMETRY, experts=60)))
+
+
+def test_a_mark_that_is_none_is_damage(tmp_path: Path) -> None:
+    for raw in ('{"layers": "4"}', '{"depth": 4}', "[4]"):
+        said_ = f'{{"schema": 1, "kind": "frequency", "config": {{"horizons": [1]}}, "training": null, "model": {raw}}}'
+        save_file({"rates": torch.zeros(4, 8)}, tmp_path / "wrong", {"steerpipe": said_})
+        with pytest.raises(DamagedFileError, match="is no frequency predictor"):
+            load(tmp_path / "wrong")
+
+
+def test_a_folder_is_called_one(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"is a folder\n  fix: give one of the \.safetensors files"):
+        load(tmp_path)
 
 
 def test_what_is_no_predictor_is_refused_with_words(tmp_path: Path) -> None:

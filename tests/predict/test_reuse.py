@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from steerpipe.core.errors import ConfigError, DamagedFileError, InputError
+from steerpipe.predict.mark import ModelMark
 from steerpipe.predict.reuse import LiveReuse, ReuseConfig, ReuseForecast, normed, tap_inputs
 from steerpipe.predict.reuse_file import load_reuse, save_reuse
 from steerpipe.predict.stored import Training
@@ -95,6 +96,22 @@ def test_a_file_that_is_missing_torn_or_of_another_kind_is_refused(tmp_path: Pat
     save_file({"a": torch.zeros(2)}, path, {"steerpipe": json.dumps({"schema": 1, "kind": "head"})})
     with pytest.raises(InputError, match="'head'"):
         load_reuse(path)
+
+
+def test_a_forecast_of_another_model_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "reuse.safetensors"
+    own = ModelMark(CONFIG.layers, CONFIG.experts, 2, CONFIG.hidden, "aa11")
+    save_reuse(forecast(), path, TRAINING)
+    load_reuse(path, here=own)
+    for other in ({"layers": 24}, {"experts": 60}, {"hidden": 192}):
+        with pytest.raises(InputError, match=r"is of a model with .*; this one has .*\n  fix: remove it"):
+            load_reuse(path, here=replace(own, **other))
+    save_reuse(forecast(), path, TRAINING, "aa11")
+    load_reuse(path, here=own)
+    with pytest.raises(InputError, match=r"weights aa11; this one has .*weights bb22"):
+        load_reuse(path, here=replace(own, weights="bb22"))
+    with pytest.raises(InputError, match="is a folder"):
+        load_reuse(tmp_path)
 
 
 @pytest.mark.parametrize("fault", ["missing tensor", "other shape", "no history", "no taps"])

@@ -11,8 +11,8 @@ from steerpipe.core.errors import DamagedFileError, InputError
 from steerpipe.predict.files import load, save
 from steerpipe.predict.frequency import Frequency
 from steerpipe.predict.records import TracedSequence
-from steerpipe.predict.seen import pack_digests, prompt_digest, unpack_digests
-from steerpipe.trace.live import TokenSequence
+from steerpipe.predict.seen import pack_digests, prompt_digest, prompt_digests, unpack_digests
+from steerpipe.trace.live import TokenSequence, windows
 from steerpipe.train.catalogue import Options, train
 from steerpipe.train.counts import count_frequency
 from steerpipe.train.material import Material, seen_in
@@ -60,6 +60,16 @@ def test_the_prompt_counts_and_not_its_answer() -> None:
     check_unseen(predictor, file, [traced("other", [5, 6, 8, 9], 3)])
     with pytest.raises(InputError, match=r"head\.safetensors was trained on 1 of the held-out prompts, asked among"):
         check_unseen(predictor, file, [traced("other", [5, 6], 2), traced("asked", [5, 6, 7, 40, 41], 3)])
+
+
+def test_a_prompt_is_the_same_in_whatever_windows_it_was_traced() -> None:
+    asked = list(range(1, 12))
+    apart = [traced("asked", asked[:4], 4), traced("asked", asked[4:8], 4), traced("asked", [*asked[8:], 40, 41], 3)]
+    assert prompt_digests([*apart, traced("asked", [42], 0)]) == {"asked": prompt_digest(asked)}
+    whole = seen_in([TokenSequence("asked", asked, len(asked))])
+    assert seen_in(windows([TokenSequence("asked", asked, len(asked))], 5)) == seen_in(apart) == whole
+    with pytest.raises(InputError, match="was trained on 1 of the held-out prompts, asked among"):
+        check_unseen(learnt_from(asked), Path("head.safetensors"), [traced("other", [9], 1), *apart])
 
 
 def test_training_notes_the_prompts_of_its_material_and_of_its_parts() -> None:

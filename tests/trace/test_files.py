@@ -158,6 +158,63 @@ def test_an_unknown_key_in_the_header_is_refused(tmp_path: Path) -> None:
         TraceReader(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("part", "key", "value"),
+    [
+        ("geometry", "experts", "8"), ("geometry", "layers", 3.0), ("geometry", "top_k", 9), ("geometry", "hidden", 0),
+        ("options", "states", 1), ("options", "batch", 0), ("model", "digest", None), (None, "vocabulary", "100"),
+        (None, "vocabulary", True), (None, "generator", 7), (None, "options", [1]),
+    ],
+)  # fmt: skip
+def test_a_header_of_other_types_or_ranges_is_refused(
+    part: str | None, key: str, value: object, tmp_path: Path
+) -> None:
+    write(tmp_path)
+    raw = json.loads((tmp_path / "trace.json").read_bytes())
+    (raw if part is None else raw[part])[key] = value
+    (tmp_path / "trace.json").write_text(json.dumps(raw))
+    with pytest.raises(DamagedFileError, match="not a whole header"):
+        TraceReader(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("prompt", 5), ("sha256", None), ("tokens", "7"), ("prompt_tokens", "7"), ("prompt_tokens", -3),
+        ("prompt_tokens", 99), ("prompt_tokens", True), ("lengths", []), ("lengths", ["7"]), ("lengths", [0, 6]),
+        ("sections", [["tokens", "9", "00"]]), ("sections", [["tokens", -9, "00"]]), ("sections", [7]),
+    ],
+)  # fmt: skip
+def test_a_line_of_other_types_or_ranges_is_refused(key: str, value: object, tmp_path: Path) -> None:
+    about = header()
+    with TraceWriter(tmp_path, about) as writer:
+        writer.write([sequence(1, length=6)], "")
+    index = tmp_path / "index.jsonl"
+    index.write_text(json.dumps(json.loads(index.read_bytes()) | {key: value}) + "\n")
+    with pytest.raises(DamagedFileError, match="line 1"):
+        TraceReader(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b'{"prompt": "torn'])
+def test_a_trace_without_a_finished_prompt_is_refused(content: bytes, tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "index.jsonl").write_bytes(content)
+    with pytest.raises(InputError, match="no finished prompt yet"):
+        TraceReader(tmp_path)
+
+
+def test_a_token_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    (given,) = write(tmp_path, range(1))
+    largest = int(given.tokens.max())
+    raw = json.loads((tmp_path / "trace.json").read_bytes())
+    for vocabulary in (largest + 1, largest):
+        (tmp_path / "trace.json").write_text(json.dumps(raw | {"vocabulary": vocabulary}))
+        if vocabulary > largest:
+            assert len(list(TraceReader(tmp_path))) == 1
+    with pytest.raises(DamagedFileError, match=f"token {largest} of a vocabulary of {largest}"):
+        list(TraceReader(tmp_path))
+
+
 def test_every_flipped_byte_of_a_shard_is_found(tmp_path: Path) -> None:
     write(tmp_path, range(2))
     shard = tmp_path / "shard-00000.trace"

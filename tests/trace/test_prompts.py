@@ -57,6 +57,9 @@ def test_without_an_id_equal_texts_are_one_prompt_wherever_they_stand(tmp_path: 
         ({"turns": []}, "turns is no text"),
         ({"messages": "hello"}, "no list of messages"),
         ({"messages": [{"role": "user"}]}, "content"),
+        ({"messages": [{"role": "x", "content": None}]}, "to be text"),
+        ({"messages": [{"role": 1, "content": "Hi"}]}, "to be text"),
+        ({"messages": ["Hi"]}, "is not a prompt"),
         ({"id": "one", "prompt": "another"}, "another prompt has the id 'one'"),
     ],
 )
@@ -65,6 +68,13 @@ def test_a_line_that_is_no_prompt_is_named(line: Any, said: str, tmp_path: Path)
     with pytest.raises(InputError, match=said) as caught:
         read_prompts(file)
     assert "line 2" in str(caught.value)
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_that_leaves_nothing_is_refused(limit: int, tmp_path: Path) -> None:
+    file = write(tmp_path / "some.jsonl", {"prompt": "Why?"})
+    with pytest.raises(InputError, match=f"--limit {limit}\n  fix: give 1 or more"):
+        read_prompts(file, limit)
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from steerpipe.core.errors import InputError
 from steerpipe.predict.records import States, TracedSequence
-from steerpipe.predict.seen import prompt_digest
+from steerpipe.predict.seen import prompt_digests
 from steerpipe.predict.stored import StoredPredictor
 
 
@@ -27,9 +27,7 @@ def check_apart(train: Sequence[TracedSequence], test: Sequence[TracedSequence])
 def check_unseen(predictor: StoredPredictor, file: Path, test: Sequence[TracedSequence]) -> None:
     """InputError if the predictor in `file` learnt from a prompt of the test. Files of before digests do not tell."""
     seen = predictor.seen or frozenset()
-    shared = [
-        each.prompt for each in test if each.prompt_tokens and prompt_digest(each.tokens[: each.prompt_tokens]) in seen
-    ]
+    shared = [prompt for prompt, digest in prompt_digests(test).items() if digest in seen]
     if shared:
         raise InputError(
             f"{file} was trained on {len(shared)} of the held-out prompts, {shared[0]} among them",

@@ -17,17 +17,34 @@ from steerpipe.predict.sight import Decision, Sight, rows_for
 
 @torch.no_grad()
 def check_causal(predictor: RoutingPredictor, trace: PackedTrace, decision: Decision, seed: int = 0) -> None:
-    """PeekError if the answer for the last row that `decision` can be taken for depends on what comes after it."""
-    row = rows_for(trace, decision)[-1:]
-    if not len(row):
+    """PeekError if the answer for a row depends on what comes after its decision; all rows are asked for at once.
+
+    Looked at are the last row, whose own token is half hidden, and a middle one, after which its text goes on.
+    """
+    rows = rows_for(trace, decision)
+    if not len(rows):
         return
-    said = predictor.probabilities(Sight(trace, row, decision))
-    hidden = scrambled(trace, int(row), decision, seed)
-    if not torch.equal(said, predictor.probabilities(Sight(hidden, row, decision))):
-        raise PeekError(
-            f"{predictor.name} answers for layer {decision.target} at horizon {decision.horizon} with what comes later",
-            fix="use what `sight` shows and nothing else",
-        )
+    said = predictor.probabilities(Sight(trace, rows, decision))
+    for end in _cuts(trace, rows):
+        hidden = scrambled(trace, int(rows[end - 1]), decision, seed)
+        again = predictor.probabilities(Sight(hidden, rows, decision))
+        if not torch.equal(_comparable(said[:end]), _comparable(again[:end])):
+            raise PeekError(
+                f"{predictor.name} answers for layer {decision.target} at horizon {decision.horizon} with what comes "
+                "later",
+                fix="use what `sight` shows and nothing else",
+            )
+
+
+def _comparable(said: Tensor) -> Tensor:
+    """NaN is no probability, which is another fault than a peek: here it equals itself."""
+    return said.nan_to_num(nan=2.0)
+
+
+def _cuts(trace: PackedTrace, rows: Tensor) -> list[int]:
+    """How many of `rows` are left: all, and those up to a middle one that is not the last of its text."""
+    followed = torch.nonzero(trace.sequence[rows[:-1]] == trace.sequence[rows[1:]]).flatten()
+    return [len(rows), *(int(row) + 1 for row in followed[len(followed) // 2 :][:1])]
 
 
 def scrambled(trace: PackedTrace, row: int, decision: Decision, seed: int) -> PackedTrace:

@@ -18,7 +18,7 @@ from steerpipe.arena.misses import missed_uses
 from steerpipe.arena.results import FIRST_LAYERS, ArenaResult, EntryResult, HorizonResult, Setting
 from steerpipe.arena.timing import first_tokens, time_token
 from steerpipe.arena.worth import MachineWorth, measure_worth
-from steerpipe.core.errors import InputError
+from steerpipe.core.errors import InputError, SteerpipeError
 from steerpipe.predict.protocol import RoutingPredictor, answers
 from steerpipe.predict.records import Geometry, PackedTrace, TracedSequence, pack_traces
 from steerpipe.predict.reuse import ReuseForecast
@@ -55,8 +55,12 @@ def run_arena(
     device: torch.device | str = "cpu",
     progress: Progress = lambda _: None,
 ) -> ArenaResult:
-    """Every entry on `test`; `train` is what entries were trained on here, and must share nothing with it."""
+    """Every entry on `test`; `train` is what entries were trained on here, and must share nothing with it.
+
+    Entries without a horizon are left out, and `progress` is told.
+    """
     check_apart(train, test)
+    entries = _answering(entries, progress)
     check_names(entries)
     own, opening_tokens = without_openings(train, test)
     if not own:
@@ -78,6 +82,13 @@ def run_arena(
     return ArenaResult(setting, tuple(results), tuple(worth), tokens)
 
 
+def _answering(entries: Sequence[Entry], progress: Progress) -> list[Entry]:
+    for entry in entries:
+        if not entry.by_horizon:
+            progress(f"{entry.name} is left out: it answers at none of the horizons that were asked for")
+    return [entry for entry in entries if entry.by_horizon]
+
+
 def _missed(trace: PackedTrace, options: Options) -> Tensor:
     """[N, L, k] bool; of tokens beyond those that the cache is followed over nothing counts as missed."""
     geometry = trace.geometry
@@ -89,24 +100,29 @@ def _missed(trace: PackedTrace, options: Options) -> Tensor:
 
 
 def _result(entry: Entry, trace: PackedTrace, missed: Tensor, options: Options) -> EntryResult:
-    cost, refused, horizons = entry.cost(), None, []
     try:
-        near = first_tokens(trace, _CAUSAL_TOKENS, trace.device)
-        for horizon, predictor in sorted(entry.by_horizon.items()):
-            if entry.role is not Role.BOUND:
-                _check_causal(predictor, near, horizon)
-            horizons.append(_horizon(evaluate(predictor, trace, horizon, missed)))
-    except InputError as problem:  # a peek, or no probabilities: the others go on
-        refused, horizons = f"{type(problem).__name__}: {problem.what}", []
-    timed = options.timings and not refused
+        return _measured(entry, trace, missed, options)
+    except Exception as problem:  # noqa: BLE001  a peek, or whatever a plugin raises: the others go on
+        what = problem.what if isinstance(problem, SteerpipeError) else str(problem)
+        reason = " ".join(f"{type(problem).__name__}: {what}".split())
+        return EntryResult(entry.name, entry.role, entry.origin, None, None, entry.training(), (), None, None, reason)
+
+
+def _measured(entry: Entry, trace: PackedTrace, missed: Tensor, options: Options) -> EntryResult:
+    cost, horizons = entry.cost(), []
+    near = first_tokens(trace, _CAUSAL_TOKENS, trace.device)
+    for horizon, predictor in sorted(entry.by_horizon.items()):
+        if entry.role is not Role.BOUND:
+            _check_causal(predictor, near, horizon)
+        horizons.append(_horizon(evaluate(predictor, trace, horizon, missed)))
     first = min(entry.by_horizon)
     cpu = entry.moved("cpu") if trace.device.type != "cpu" else entry
     gpu = entry.moved("cuda") if torch.cuda.is_available() else None
     return EntryResult(
         entry.name, entry.role, entry.origin, cost.parameters, cost.multiply_adds, entry.training(), tuple(horizons),
-        time_token(cpu.by_horizon[first], trace, first, "cpu") if timed and cpu else None,
-        time_token(gpu.by_horizon[first], trace, first, "cuda") if timed and gpu else None,
-        refused,
+        time_token(cpu.by_horizon[first], trace, first, "cpu") if options.timings and cpu else None,
+        time_token(gpu.by_horizon[first], trace, first, "cuda") if options.timings and gpu else None,
+        None,
     )  # fmt: skip
 
 

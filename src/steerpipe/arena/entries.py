@@ -1,6 +1,6 @@
 """Who takes part: predictors by name, one for each horizon or one for all."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -34,6 +34,10 @@ class Entry:
     def predictors(self) -> list[RoutingPredictor]:
         """Each once."""
         return list({id(each): each for each in self.by_horizon.values()}.values())
+
+    def asked(self, horizons: Collection[int]) -> "Entry":
+        """The same at these horizons alone; at none of them it has nothing to say."""
+        return replace(self, by_horizon={each: found for each, found in self.by_horizon.items() if each in horizons})
 
     def cost(self) -> Cost:
         """Parameters of all horizons; operations of one decision on average."""

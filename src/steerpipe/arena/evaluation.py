@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from steerpipe.arena.metrics import Metrics, Tally, merged
+from steerpipe.core.errors import InputError
 from steerpipe.predict.protocol import RoutingPredictor, answers
 from steerpipe.predict.records import PackedTrace
 from steerpipe.predict.sight import Decision, Sight, rows_for
@@ -47,7 +48,11 @@ def predictions(
     for rows in rows_for(trace, decision).split(rows_at_once):
         probabilities = predictor.probabilities(Sight(trace, rows, decision))
         shape = (len(rows), trace.geometry.experts)
-        assert probabilities.shape == shape, f"{predictor.name} gave {list(probabilities.shape)}, not {list(shape)}"
+        if probabilities.shape != shape:
+            raise InputError(
+                f"{predictor.name} gave {list(probabilities.shape)}, not {list(shape)}",
+                fix="answer with one row for each row of the sight, and one column for each expert",
+            )
         yield rows, probabilities
 
 

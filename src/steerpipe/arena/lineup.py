@@ -1,7 +1,7 @@
 """Who takes part: what is counted in seconds from the training texts, the control, the bounds, and saved predictors."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from steerpipe.arena.control import shuffled
 from steerpipe.arena.entries import SHIPPED, Entry, Role, entries_of
 from steerpipe.predict.bounds import Oracle, Random
 from steerpipe.predict.files import load
+from steerpipe.predict.mark import ModelMark
 from steerpipe.predict.protocol import RoutingPredictor
 from steerpipe.predict.records import TracedSequence
 from steerpipe.predict.reuse import ReuseForecast
@@ -41,35 +42,50 @@ def usual_entries(material: Material, horizons: Sequence[int], source: str) -> l
 
 def saved_entries(
     files: Sequence[Path], folder: Path | None, routers: Routers | None, horizons: Sequence[int], device: str,
-    test: Sequence[TracedSequence],
+    test: Sequence[TracedSequence], taken: Collection[str] = (),
+    here: ModelMark | None = None,
 ) -> list[Entry]:  # fmt: skip
     """Predictors from `files`, and those that come with the model in `folder` (None: no model was named).
 
     Files of one name and different horizons are one entry; one more for a horizon is an entry named after its folder
-    or file as well. One that learnt from a prompt of `test` is refused.
+    or file as well, one whose name is among `taken` after its file. One that answers at none of `horizons` is an entry
+    without any. One that learnt from a prompt of `test`, or is of another model than
+    `here`, is refused.
     """
     shipped = for_model(folder) if folder is not None else None
     named = {file: SHIPPED for stem, file in shipped.files.items() if stem != _REUSE} if shipped is not None else {}
     named |= dict.fromkeys(files, "from a file")
     found: dict[str, Entry] = {}
     for file, origin in named.items():
-        predictor = load(file, routers, device)
+        predictor = load(file, routers, device, here)
         check_unseen(predictor, file, test)
         answered: dict[int, RoutingPredictor] = {each: predictor for each in predictor.horizons if each in horizons}
-        for name in (predictor.name, f"{predictor.name} ({file.parent.name})", f"{predictor.name} ({file.stem})"):
-            taken = found.get(name, Entry(name, {}, origin=origin))
-            if taken.origin == origin and not answered.keys() & taken.by_horizon.keys():
-                sources = {**taken.files, **dict.fromkeys(answered, file)}
-                found[name] = replace(taken, by_horizon={**taken.by_horizon, **answered}, files=sources)
+        by_itself = predictor.name in taken or not answered
+        for name in _names(predictor.name, file, by_itself=by_itself):
+            other = found.get(name, Entry(name, {}, origin=origin))
+            free = not other.files if by_itself else not answered.keys() & other.by_horizon.keys()
+            if name not in taken and other.origin == origin and free:
+                sources = {**other.files, **dict.fromkeys(answered, file)}
+                found[name] = replace(other, by_horizon={**other.by_horizon, **answered}, files=sources)
                 break
-    return [entry for entry in found.values() if entry.by_horizon]
+    return list(found.values())
 
 
-def shipped_reuse(folder: Path | None) -> ReuseForecast | None:
-    """The reuse forecast that comes with the model in `folder`."""
+def _names(name: str, file: Path, *, by_itself: bool) -> Iterator[str]:
+    """What a saved predictor may be called, the best first; the last names one file alone."""
+    if not by_itself:
+        yield name
+        if file.parent.name:
+            yield f"{name} ({file.parent.name})"
+    yield f"{name} ({file.stem})"
+    yield f"{name} ({file})"
+
+
+def shipped_reuse(folder: Path | None, here: ModelMark | None = None) -> ReuseForecast | None:
+    """The reuse forecast that comes with the model in `folder`. InputError: it is of another model than `here`."""
     shipped = for_model(folder) if folder is not None else None
     file = shipped.files.get(_REUSE) if shipped is not None else None
-    return None if file is None else load_reuse(file)
+    return None if file is None else load_reuse(file, here=here)
 
 
 def _counted(material: Material, horizons: Sequence[int], source: str) -> list[Entry]:

@@ -53,7 +53,7 @@ def _recall_and_cost(result: ArenaResult) -> "Figure":
             continue
         best, marked = 100 * max(recall for recall, _ in points), style | {"linestyle": "none", "marker": "o"}
         axes[0].plot([max(entry.cpu.eager_microseconds, 1.0)], [best], label=entry.name, **marked)
-        axes[1].plot([max(entry.parameters, 1)], [best], **marked)
+        axes[1].plot([entry.parameters or 1], [best], **marked)
     axes[0].set(xscale="log", xlabel="microseconds per token, CPU", ylabel="recall at its best horizon, %")
     axes[1].set(xscale="log", xlabel="parameters (1: none)")
     _legend(figure, axes)

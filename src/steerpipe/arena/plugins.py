@@ -7,15 +7,18 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from steerpipe.core.errors import ConfigError
+from steerpipe.core.errors import ConfigError, SteerpipeError
 from steerpipe.predict.protocol import RoutingPredictor
 from steerpipe.train.material import Material
 
 FACES = ("name", "horizons", "probabilities", "cost")  # of a RoutingPredictor
+_FACES_FIX = "see steerpipe.predict.protocol.RoutingPredictor for what it needs"
 TRAIN = "trained"  # a class method that makes the predictor from training material, where there is something to learn
 
 
@@ -24,15 +27,29 @@ def load_plugin(spec: str, material: Material) -> RoutingPredictor:
     where, _, name = spec.rpartition(":") if _names_class(spec) else (spec, "", "")
     module = _from_file(Path(where)) if where.endswith(".py") else _imported(where, spec)
     chosen = _chosen(module, name, spec)
-    made = getattr(chosen, TRAIN)(material) if hasattr(chosen, TRAIN) else chosen()
-    missing = [face for face in FACES if not hasattr(made, face)]
+    with _reported(spec):
+        made = getattr(chosen, TRAIN)(material) if hasattr(chosen, TRAIN) else chosen()
+        missing = [face for face in FACES if not hasattr(made, face)]
+        horizons = () if missing else tuple(made.horizons)
     if missing:
-        raise ConfigError(
-            f"{spec} has no {', '.join(missing)}",
-            fix="see steerpipe.predict.protocol.RoutingPredictor for what it needs",
-        )
+        raise ConfigError(f"{spec} has no {', '.join(missing)}", fix=_FACES_FIX)
+    if not all(isinstance(each, int) and each >= 0 for each in horizons):
+        raise ConfigError(f"{spec} has the horizons {horizons}: not layers ahead", fix=_FACES_FIX)
     predictor: RoutingPredictor = made
     return predictor
+
+
+@contextmanager
+def _reported(spec: str) -> Iterator[None]:
+    """What the plugin's own code raises is an error of that plugin."""
+    try:
+        yield
+    except SteerpipeError:
+        raise
+    except Exception as problem:
+        raise ConfigError(
+            f"plugin {spec} raised {type(problem).__name__}: {problem}", fix="mend it, or leave it out"
+        ) from problem
 
 
 def _names_class(spec: str) -> bool:
@@ -55,7 +72,8 @@ def _from_file(file: Path) -> ModuleType:
     assert found is not None and found.loader is not None, "a file that ends in .py has a loader"
     module = importlib.util.module_from_spec(found)
     sys.modules[file.stem] = module  # dataclasses look their module up
-    found.loader.exec_module(module)
+    with _reported(str(file)):
+        found.loader.exec_module(module)
     return module
 
 

@@ -29,13 +29,13 @@ class EntryResult:
     name: str
     role: Role
     origin: str
-    parameters: int
-    multiply_adds: int
+    parameters: int | None  # None: it was refused
+    multiply_adds: int | None
     training: Training | None
     horizons: tuple[HorizonResult, ...]  # () where it was refused
     cpu: Timing | None  # at its shortest horizon; None: not measured
     gpu: Timing | None
-    refused: str | None  # why it has no figures: it peeked, or what it said were no probabilities
+    refused: str | None  # why it has no figures: it peeked, said no probabilities, or raised an error
 
     def at(self, horizon: int) -> HorizonResult | None:
         return next((each for each in self.horizons if each.horizon == horizon), None)

@@ -40,7 +40,8 @@ def metrics_table(result: ArenaResult) -> TextTable:
         f"percent. ahead 0: before the layer's own attention; @n: of {k} routed experts, among the n named first; "
         f"misses: @{k} of uses that an LFRU cache of {setting.miss_residency:.1%} missed (it hit "
         f"{setting.miss_hit_rate:.0%}); gates: router weight covered; ECE over all experts; means over layers decided "
-        f"within the token; layers 0-2: @{k} there. Chance: {100 * setting.chance:.1f}",
+        f"within the token; layers 0-2: @{k} there. Chance: {100 * setting.chance:.1f}"
+        + (". The control is missing: it answers at none of these horizons" if result.control_excess is None else ""),
         headings,
         tuple(rows),
     )
@@ -62,8 +63,8 @@ def cost_table(result: ArenaResult) -> TextTable:
         training = entry.training
         rows.append((
             _named(entry),
-            f"{entry.parameters:,}",
-            f"{entry.multiply_adds:,}",
+            _count(entry.parameters),
+            _count(entry.multiply_adds),
             _microseconds(entry.cpu),
             _gpu_microseconds(entry.gpu),
             ABSENT if training is None else f"{training.tokens:,}",
@@ -157,6 +158,10 @@ def _runs(worth: MachineWorth) -> tuple[ReplayReport, ...]:
 
 def _named(entry: EntryResult) -> str:
     return entry.name if entry.role is Role.CONTESTANT else f"{entry.name} ({entry.role.value})"
+
+
+def _count(number: int | None) -> str:
+    return ABSENT if number is None else f"{number:,}"
 
 
 def _percent(share: float | None) -> str:

@@ -51,13 +51,15 @@ def arena(
         from steerpipe.arena.contest import Options, run_arena
         from steerpipe.arena.lineup import shipped_reuse
         from steerpipe.arena.sources import Split
+        from steerpipe.predict.mark import ModelMark
 
         quiet_transformers()
-        steps, split = _horizons(horizons), Split(held_out, seed)
+        asked, split = _horizons(horizons), Split(held_out, seed)
         texts = _texts(traces, test, model, prompts, split, limit, device)
+        steps = _within(asked, texts.geometry.layers)
         options = Options(
             machines=_machines(machines), worth_tokens=replay_tokens, jobs=jobs or len(os.sched_getaffinity(0)),
-            reuse=shipped_reuse(texts.folder),
+            reuse=shipped_reuse(texts.folder, ModelMark.of(texts.geometry)),
         )  # fmt: skip
         entries = _entries(texts, steps, predictor or [], plugin or [], device)
         result = run_arena(
@@ -96,12 +98,16 @@ def _entries(texts: "Texts", horizons: list[int], files: list[Path], plugins: li
     from steerpipe.arena.entries import entries_of
     from steerpipe.arena.lineup import saved_entries, usual_entries
     from steerpipe.arena.plugins import load_plugin
+    from steerpipe.predict.mark import ModelMark
 
     material = texts.material(device)
     _say("counting")
     entries = usual_entries(material, horizons, texts.name)
-    entries += saved_entries(files, texts.folder, material.routers, horizons, device, texts.test)
-    return entries + entries_of((load_plugin(each, material), each) for each in plugins)
+    taken = {each.name for each in entries}
+    here = ModelMark.of(texts.geometry)
+    entries += saved_entries(files, texts.folder, material.routers, horizons, device, texts.test, taken, here)
+    own = entries_of((load_plugin(each, material), each) for each in plugins)
+    return entries + [each.asked(horizons) for each in own]
 
 
 def _horizons(text: str) -> list[int]:
@@ -109,6 +115,19 @@ def _horizons(text: str) -> list[int]:
     if not all(part.isdigit() for part in parts):
         raise ConfigError(f"--horizons is {text!r}", fix="give layers ahead, such as 0,1,2,3")
     return sorted({int(part) for part in parts})
+
+
+def _within(horizons: list[int], layers: int) -> list[int]:
+    """Those at which a layer is decided within its own token; the others are said to be left out."""
+    kept = [each for each in horizons if each < layers]
+    left_out = ", ".join(str(each) for each in horizons if each >= layers)
+    if not kept:
+        raise ConfigError(
+            f"--horizons is {left_out}, and the model has {layers} MoE layers", fix=f"give horizons below {layers}"
+        )
+    if left_out:
+        _say(f"horizons left out: {left_out} (the model has {layers} MoE layers)")
+    return kept
 
 
 def _machines(which: str) -> "list[StatedMachine]":

@@ -49,6 +49,8 @@ def trace(
         from steerpipe.trace.collect import collect_trace, trace_options
         from steerpipe.trace.prompts import read_prompts
 
+        if batch_tokens is not None and batch_tokens < 1:
+            raise ConfigError(f"--batch-tokens {batch_tokens}", fix="give 1 or more; without it the device decides")
         listed = read_prompts(prompts, limit)
         settings = {"device": device, "dtype": dtype, "threads": threads, "max_batch": max(batch, 1)}
         with (

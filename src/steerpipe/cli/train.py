@@ -92,6 +92,7 @@ def _options(
     chosen: dict[str, Any], horizon: int, seed: int, window: str | None, parts: list[Path], material: "Material"
 ) -> "Options":
     from steerpipe.predict.files import load
+    from steerpipe.predict.mark import ModelMark
     from steerpipe.predict.window import Window
     from steerpipe.train.catalogue import Options
 
@@ -103,7 +104,8 @@ def _options(
         given["window"] = _choice("--window", window, Window)
     if any(not 0 <= each < layers for each in given.get("targets", ())):
         raise ConfigError(f"targets {given['targets']} of {layers} MoE layers", fix=f"give 0 to {layers - 1}")
-    given["parts"] = tuple(load(file, material.routers, material.trace.device) for file in parts)
+    here = ModelMark.of(material.trace.geometry, material.digest)
+    given["parts"] = tuple(load(file, material.routers, material.trace.device, here) for file in parts)
     return Options(horizon=horizon, seed=seed, **given)
 
 

@@ -1,7 +1,7 @@
 """Predictors on disk: one safetensors file each, its kind and config in the metadata. Nothing is ever unpickled."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from safetensors.torch import save as to_bytes
 from steerpipe.core.errors import DamagedFileError, InputError
 from steerpipe.core.whole_file import write_whole
 from steerpipe.predict.kinds import class_of
+from steerpipe.predict.mark import ModelMark, check_mark, mark_in
 from steerpipe.predict.routers import Routers
 from steerpipe.predict.seen import pack_digests, unpack_digests
 from steerpipe.predict.storage import Storage, restored, stored
@@ -28,13 +29,22 @@ def save(predictor: StoredPredictor, path: Path, storage: Storage = Storage.EXAC
         said["training"] = asdict(predictor.training)
     if predictor.seen is not None:
         said["seen"] = pack_digests(predictor.seen)
+    if predictor.mark is not None:
+        said["model"] = predictor.mark.as_json()
     content = to_bytes(stored(predictor.tensors(), storage), {"steerpipe": json.dumps(said, sort_keys=True)})
     write_whole(path, content)
     return len(content)
 
 
-def load(path: Path, routers: Routers | None = None, device: torch.device | str = "cpu") -> StoredPredictor:
-    """`routers` of the model that it was trained for, on `device`: needed by the kinds that apply them."""
+def load(
+    path: Path, routers: Routers | None = None, device: torch.device | str = "cpu", here: ModelMark | None = None
+) -> StoredPredictor:
+    """`routers` of the model that it was trained for, on `device`: needed by the kinds that apply them.
+
+    InputError: it is of another model than `here`, or than the one whose routers these are.
+    """
+    if path.is_dir():
+        raise InputError(f"{path} is a folder", fix="give one of the .safetensors files in it")
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             metadata = file.metadata() or {}
@@ -45,14 +55,16 @@ def load(path: Path, routers: Routers | None = None, device: torch.device | str 
         raise DamagedFileError(f"{path} is damaged: {problem}", fix="copy the file again, or train it again") from None
     said = _read_metadata(path, metadata)
     try:
-        predictor = class_of(said["kind"]).restore(said["config"], restored(tensors), routers)
+        whole, mark = restored(tensors), ModelMark.from_json(said["model"]) if "model" in said else None
+        _check_marks(path, (mark, mark_in(said["kind"], said["config"], whole)), routers, here)
+        predictor = class_of(said["kind"]).restore(said["config"], whole, routers)
+        predictor.mark = mark
         predictor.training = None if said["training"] is None else Training(**said["training"])
         predictor.seen = unpack_digests(said["seen"]) if "seen" in said else None
     except (KeyError, TypeError, ValueError, RuntimeError) as problem:
         raise DamagedFileError(
             f"{path} is no {said['kind']} predictor: {problem}", fix="copy the file again, or train it again"
         ) from None
-    _check_fit(path, predictor, routers)
     return predictor
 
 
@@ -72,11 +84,11 @@ def _read_metadata(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     return dict(said)
 
 
-def _check_fit(path: Path, predictor: StoredPredictor, routers: Routers | None) -> None:
-    """A predictor of another model would index past its tables, or answer nonsense."""
-    table = predictor.tensors().get("calibration.scale")
-    if routers is not None and table is not None and table.shape[1] != routers.layers:
-        raise InputError(
-            f"{path} was trained for {table.shape[1]} MoE layers, this model has {routers.layers}",
-            fix="train a predictor for this model",
-        )
+def _check_marks(
+    path: Path, found: Iterable[ModelMark | None], routers: Routers | None, here: ModelMark | None
+) -> None:
+    of_routers = None if routers is None else ModelMark.of_routers(routers)
+    for made_for in found:
+        for this in (of_routers, here):
+            if made_for is not None and this is not None:
+                check_mark(path, made_for, this)

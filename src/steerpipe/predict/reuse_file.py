@@ -11,6 +11,7 @@ from safetensors.torch import save as to_bytes
 
 from steerpipe.core.errors import ConfigError, DamagedFileError, InputError
 from steerpipe.core.whole_file import write_whole
+from steerpipe.predict.mark import ModelMark, check_mark
 from steerpipe.predict.reuse import ReuseForecast
 from steerpipe.predict.stored import Training
 
@@ -19,17 +20,21 @@ NAME = "reuse.safetensors"  # in a folder of predictors
 _SCHEMA = 1
 
 
-def save_reuse(forecast: ReuseForecast, path: Path, training: Training) -> int:
-    """Writes `path` whole or not at all, and returns its bytes."""
+def save_reuse(forecast: ReuseForecast, path: Path, training: Training, weights: str | None = None) -> int:
+    """Writes `path` whole or not at all, and returns its bytes. `weights`: digest of the model's."""
     kept = {name: tensor.detach().half().cpu().contiguous() for name, tensor in forecast.tensors().items()}
     said = {"schema": _SCHEMA, "kind": KIND, "config": forecast.said(), "training": asdict(training)}
+    if weights is not None:
+        said["weights"] = weights
     content = to_bytes(kept, {"steerpipe": json.dumps(said, sort_keys=True)})
     write_whole(path, content)
     return len(content)
 
 
-def load_reuse(path: Path, device: torch.device | str = "cpu") -> ReuseForecast:
-    """In fp32. InputError: not a reuse forecast; DamagedFileError: one that cannot be read."""
+def load_reuse(path: Path, device: torch.device | str = "cpu", here: ModelMark | None = None) -> ReuseForecast:
+    """In fp32. InputError: no reuse forecast, or of another model than `here`; DamagedFileError: it cannot be read."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder", fix=f"give the {NAME} in it")
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             metadata = file.metadata() or {}
@@ -40,11 +45,16 @@ def load_reuse(path: Path, device: torch.device | str = "cpu") -> ReuseForecast:
         raise DamagedFileError(f"{path} is damaged: {problem}", fix="copy the file again, or train it again") from None
     said = _said(path, metadata)
     try:
-        return ReuseForecast.restore(said["config"], tensors)
+        forecast = ReuseForecast.restore(said["config"], tensors)
     except (KeyError, TypeError, ValueError, ConfigError) as problem:
         raise DamagedFileError(
             f"{path} is no reuse forecast: {problem}", fix="copy the file again, or train it again"
         ) from None
+    if here is not None:
+        config, weights = forecast.config, said.get("weights")
+        made_for = ModelMark(config.layers, config.experts, hidden=config.hidden, weights=weights)
+        check_mark(path, made_for, here)
+    return forecast
 
 
 def _said(path: Path, metadata: dict[str, str]) -> dict[str, Any]:

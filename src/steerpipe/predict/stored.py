@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from steerpipe.core.errors import ConfigError
+from steerpipe.predict.mark import ModelMark
 from steerpipe.predict.protocol import Cost
 from steerpipe.predict.routers import Routers
 from steerpipe.predict.sight import Sight
@@ -33,6 +34,7 @@ class StoredPredictor(ABC):
     horizons: Sequence[int]
     training: Training | None = None
     seen: frozenset[str] | None = None  # digests of the prompts that it learnt from; None: nobody noted them
+    mark: ModelMark | None = None  # of the model that it was trained for; None: nobody noted it
     routers: Routers | None = None  # of the model, where the predictor applies them
 
     @property
@@ -60,7 +62,7 @@ class StoredPredictor(ABC):
         """The same predictor with its tensors on `device`."""
         routers = None if self.routers is None else self.routers.to(device)
         moved = type(self).restore(self.config(), {k: v.to(device) for k, v in self.tensors().items()}, routers)
-        moved.training, moved.seen = self.training, self.seen
+        moved.training, moved.seen, moved.mark = self.training, self.seen, self.mark
         return moved
 
     def parameters(self) -> int:

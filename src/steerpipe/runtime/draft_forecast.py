@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from steerpipe.core.errors import InputError
 from steerpipe.core.ids import ExpertId
 from steerpipe.model.spec import ModelSpec
 from steerpipe.predict.openings import FIRST_TOKENS, OpeningTable, find_openings
@@ -92,4 +93,10 @@ def draft_forecast(spec: ModelSpec, folder: Path, source: LadderSource) -> Draft
         return None
     (experts,) = counts
     table = find_openings(folder) or OpeningTable.unknown(len(layers), experts)
+    if table.answer.shape != (len(layers), experts):
+        of_layers, of_experts = table.answer.shape
+        raise InputError(
+            f"the openings beside {folder} are of a model with {of_layers} MoE layers of {of_experts} experts; this "
+            f"one has {len(layers)} of {experts}", fix="remove openings.npz from its folder predictors",
+        )  # fmt: skip
     return DraftForecast(source, table, DraftRouting(layers, experts))

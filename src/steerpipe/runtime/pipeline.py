@@ -42,7 +42,7 @@ from steerpipe.runtime.models import find_model, open_model
 from steerpipe.runtime.prediction import Prediction, reuse_for, settle_policy
 from steerpipe.runtime.profiles import ProfileKeeper
 from steerpipe.runtime.prompts import Prompt, encode_prompt, is_chat
-from steerpipe.runtime.quality import Quality, open_quality, refuse_on_gpu
+from steerpipe.runtime.quality import Quality, choose, identity_of, open_quality
 from steerpipe.runtime.taps import Taps
 from steerpipe.runtime.timeline_tap import TimelineTap
 from steerpipe.transfer.counters import LadderCounters
@@ -111,20 +111,20 @@ class Pipeline:
     ) -> _Working:
         torch.set_num_threads(self.config.threads)
         device, dtype = torch.device(self.config.device), getattr(torch, self.config.dtype)
+        chosen = choose(config, self.spec, self.folder, identity_of(self._pack), device=device.type)
         weights = build_weights(self.spec, self._pack.family.names, self._pack.dense, dtype, device)
         pool = KvPool(self.spec, dtype, device, capacity_blocks=self.config.kv_blocks)
         if device.type == "cuda":
-            refuse_on_gpu(config)
             from steerpipe.model.gpu.decoder import GpuDecoder  # Triton: only where there is a GPU
 
             blocks = open_blocks(self._pack, self.budget, settle_policy(config.policy, None), device, progress)
             decoder = GpuDecoder(self.spec, weights, pool, device, max_batch=self.config.max_batch)
             return self._join(decoder, blocks, pool, config, sink)
-        forecast = None if self.budget.resident else reuse_for(self.folder)
+        forecast = None if self.budget.resident else reuse_for(self.folder, self.spec, self._pack.manifest.source)
         policy = settle_policy(config.policy, forecast)
         experts = open_experts(self._pack, self.budget, policy, dtype, device, progress)
         if isinstance(experts.source, LadderSource):
-            self.quality = open_quality(config, self.spec, weights, self.folder, self._pack, experts.source)
+            self.quality = open_quality(chosen, config, self.spec, weights, self.folder, experts.source)
         tap = self._tap(experts.source, weights, forecast, config, timeline)
         desk = None if self.quality is None else self.quality.desk
         return self._join(Decoder(self.spec, weights, device, tap, desk), experts, pool, config, sink)
@@ -137,7 +137,8 @@ class Pipeline:
         if not isinstance(source, LadderSource):
             return None
         moves = config.predict == "auto"
-        self.prediction = Prediction(self.spec, weights, self.folder, source, forecast, moves=moves)
+        digest = self._pack.manifest.source
+        self.prediction = Prediction(self.spec, weights, self.folder, source, forecast, moves=moves, digest=digest)
         source.record(timeline)
         taps = [TimelineTap(timeline)] if timeline is not None else []
         lossy = () if self.quality is None else self.quality.taps

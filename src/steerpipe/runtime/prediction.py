@@ -4,20 +4,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from steerpipe.core.errors import ConfigError
+from steerpipe.core.errors import ConfigError, InputError
 from steerpipe.core.protocols import ForwardTap
 from steerpipe.model.spec import ModelSpec
 from steerpipe.model.weights import ModelWeights
 from steerpipe.predict import files
 from steerpipe.predict.by_horizon import ByHorizon
 from steerpipe.predict.lookahead import RouterLookahead
+from steerpipe.predict.mark import ModelMark
 from steerpipe.predict.protocol import RoutingPredictor
 from steerpipe.predict.records import Geometry
 from steerpipe.predict.reuse import ReuseForecast
 from steerpipe.predict.reuse_file import NAME as REUSE_FILE
 from steerpipe.predict.reuse_file import load_reuse
-from steerpipe.predict.routers import routers_of_weights
+from steerpipe.predict.routers import Routers, routers_of_weights
 from steerpipe.predict.shipped import for_model
+from steerpipe.predict.stored import StoredPredictor
 from steerpipe.predict.trials import Verdict
 from steerpipe.runtime.reuse_tap import ReuseTap
 from steerpipe.runtime.steering import Steering
@@ -36,26 +38,50 @@ def geometry_of(spec: ModelSpec) -> Geometry | None:
     return Geometry(len(spec.moe_layers), experts, top_k, spec.hidden) if top_k < experts else None
 
 
-def predictors_for(spec: ModelSpec, weights: ModelWeights, folder: Path) -> list[RoutingPredictor]:
-    """Those that are worth a trial, the most promising first. A model never seen before has its own routers."""
-    routers = routers_of_weights(spec, weights)
+def mark_of(spec: ModelSpec, digest: str | None) -> ModelMark:
+    """`digest` of the checkpoint. Layers that differ in their experts leave open how many there are."""
+    shapes = {(spec.moe(layer).experts, spec.moe(layer).top_k) for layer in spec.moe_layers}
+    experts, top_k = shapes.pop() if len(shapes) == 1 else (None, None)
+    return ModelMark(len(spec.moe_layers), experts, top_k, spec.hidden, digest)
+
+
+def predictors_for(
+    spec: ModelSpec, weights: ModelWeights, folder: Path, digest: str | None = None
+) -> list[RoutingPredictor]:
+    """Those that are worth a trial, the most promising first. A model never seen before has its own routers.
+
+    InputError: the predictors that lie beside it are of another model. `digest` of the checkpoint.
+    """
+    routers, here = routers_of_weights(spec, weights), mark_of(spec, digest)
     shared = all(spec.moe(layer).shared_width for layer in spec.moe_layers)
     found: list[RoutingPredictor] = []
     shipped = for_model(folder)
     heads = {} if shipped is None else {h: file for h, file in shipped.heads().items() if h in HORIZONS}
     if heads:
-        found.append(ByHorizon("trained heads", {h: files.load(file, routers) for h, file in heads.items()}))
+        found.append(ByHorizon("trained heads", {h: _head(file, h, routers, here) for h, file in heads.items()}))
     if shipped is not None and "lookahead" in shipped.files:
-        found.append(files.load(shipped.files["lookahead"], routers))
+        found.append(files.load(shipped.files["lookahead"], routers, here=here))
     else:
         found.append(RouterLookahead(routers, shared=shared, horizons=HORIZONS))
     return found
 
 
-def reuse_for(folder: Path) -> ReuseForecast | None:
-    """The model's forecast of reuse, where somebody has trained one."""
-    shipped = for_model(folder)
-    return None if shipped is None or "reuse" not in shipped.files else load_reuse(shipped.folder / REUSE_FILE)
+def _head(file: Path, horizon: int, routers: Routers, here: ModelMark) -> StoredPredictor:
+    head = files.load(file, routers, here=here)
+    if horizon not in head.horizons:
+        raise InputError(
+            f"{file} looks {', '.join(map(str, head.horizons))} layers ahead, not {horizon}",
+            fix="name a head by its horizon: head-1.safetensors looks 1 layer ahead",
+        )
+    return head
+
+
+def reuse_for(folder: Path, spec: ModelSpec, digest: str | None = None) -> ReuseForecast | None:
+    """The model's forecast of reuse, where somebody has trained one. InputError: it is of another model."""
+    shipped, here = for_model(folder), mark_of(spec, digest)
+    if shipped is None or "reuse" not in shipped.files or here.experts is None:  # forecasts are of even layers
+        return None
+    return load_reuse(shipped.folder / REUSE_FILE, here=here)
 
 
 def settle_policy(asked: str, forecast: ReuseForecast | None) -> str:
@@ -75,7 +101,7 @@ class Prediction:
 
     def __init__(
         self, spec: ModelSpec, weights: ModelWeights, folder: Path, source: LadderSource,
-        forecast: ReuseForecast | None, *, moves: bool,
+        forecast: ReuseForecast | None, *, moves: bool, digest: str | None = None,
     ) -> None:  # fmt: skip
         """`moves`: experts are moved before they are needed, where that pays; without, only eviction is forecast."""
         self.steering: Steering | None = None
@@ -87,7 +113,7 @@ class Prediction:
         if moves and geometry is not None:
             limit = default_transient_limit(source.slots)
             self.steering = Steering(
-                predictors_for(spec, weights, folder), geometry, spec.moe_layers, source,
+                predictors_for(spec, weights, folder, digest), geometry, spec.moe_layers, source,
                 most_guesses=limit, report=self.verdicts.append,
             )  # fmt: skip
             self.taps.append(self.steering)

@@ -7,11 +7,14 @@ from typing import Any
 
 from steerpipe.core.errors import DamagedFileError, InputError
 from steerpipe.predict.records import Geometry
+from steerpipe.trace.fields import checked
 
 SCHEMA = 1
 FILE = "trace.json"
 _KIND = "steerpipe-trace"
 _AGAIN = "trace the prompts again into an empty folder"
+_COUNTS = ("layers", "experts", "top_k", "hidden", "vocabulary", "max_tokens", "batch")
+_LEAST = dict.fromkeys(_COUNTS, 1) | {"generate": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +67,14 @@ class TraceHeader:
                 f"{where} has schema {schema}; this steerpipe reads {SCHEMA}", fix="use the steerpipe that wrote it"
             )
         try:
-            return cls(
-                ModelIdentity(**raw.pop("model")), Geometry(**raw.pop("geometry")), int(raw.pop("vocabulary")),
-                str(raw.pop("generator")), TraceOptions(**raw.pop("options")), **raw,
-            )  # fmt: skip
+            parts = {"model": ModelIdentity, "geometry": Geometry, "options": TraceOptions}
+            raw |= {name: checked(kind, raw[name], _LEAST) for name, kind in parts.items()}
+            header = checked(cls, raw, _LEAST)
+            if header.geometry.top_k > header.geometry.experts:
+                raise ValueError(f"{header.geometry.top_k} of {header.geometry.experts} experts")
         except (KeyError, TypeError, ValueError) as problem:
             raise DamagedFileError(f"{where} is not a whole header: {problem}", fix=_AGAIN) from None
+        return header
 
     def differences(self, other: "TraceHeader") -> list[str]:
         """What keeps a run with `other` from going on in this one's folder; versions of the program may differ."""

@@ -6,8 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from steerpipe.core.errors import DamagedFileError
+from steerpipe.trace.fields import checked
 
 FILE = "index.jsonl"
+_LEAST = {"size_bytes": 0, "tokens": 1, "prompt_tokens": 0, "shard": 0, "row": 0, "offset": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +52,16 @@ class IndexEntry:
         raw: Mapping[str, object] = json.loads(line)
         sections = raw["sections"]
         lengths = raw["lengths"]
-        if not isinstance(sections, list) or not isinstance(lengths, list) or not lengths:
-            raise ValueError("no sections or no lengths")
-        listed = tuple(Section(str(name), int(size), str(check)) for name, size, check in sections)
-        entry = cls(**(dict(raw) | {"sections": listed, "lengths": tuple(int(each) for each in lengths)}))  # type: ignore[arg-type]
-        if sum(entry.lengths) != entry.tokens or min(entry.row, entry.offset, entry.shard) < 0:
+        if not isinstance(sections, list) or not isinstance(lengths, list):
+            raise TypeError("no sections or no lengths")
+        listed = tuple(
+            checked(Section, {"name": name, "size_bytes": size, "checksum": check}, _LEAST)
+            for name, size, check in sections
+        )
+        entry = checked(cls, dict(raw) | {"sections": listed, "lengths": tuple(lengths)}, _LEAST)
+        if not all(type(each) is int and each > 0 for each in lengths):
+            raise ValueError(f"windows of {lengths} tokens")
+        if sum(entry.lengths) != entry.tokens or entry.prompt_tokens > entry.tokens:
             raise ValueError("numbers that do not agree")
         return entry
 

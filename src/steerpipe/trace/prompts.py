@@ -38,6 +38,8 @@ class FilePrompt:
 
 def read_prompts(file: Path, limit: int | None = None) -> list[FilePrompt]:
     """The first `limit` prompts, each once. InputError names the line that is not one."""
+    if limit is not None and limit < 1:
+        raise InputError(f"--limit {limit}", fix="give 1 or more; without it every prompt of the file is taken")
     found: dict[str, FilePrompt] = {}
     for number, line in enumerate(_lines(file), start=1):
         if limit is not None and len(found) >= limit:
@@ -97,7 +99,10 @@ def _content(raw: Mapping[str, Any]) -> tuple[str | tuple[ChatMessage, ...], boo
 def _conversation(value: object) -> tuple[ChatMessage, ...]:
     if not isinstance(value, Sequence) or not value or isinstance(value, str):
         raise ValueError("messages is no list of messages")
-    return tuple(ChatMessage(str(each["role"]), str(each["content"])) for each in value)
+    for each in value:
+        if not isinstance(each["role"], str) or not isinstance(each["content"], str):
+            raise ValueError("role and content of a message are to be text")
+    return tuple(ChatMessage(each["role"], each["content"]) for each in value)
 
 
 def _digest(content: str | tuple[ChatMessage, ...], document: bool) -> str:

@@ -33,6 +33,8 @@ class TraceReader:
         if not index.is_file():
             raise InputError(f"{self.folder} has no {index.name}", fix=_FIX)
         self.entries: Sequence[IndexEntry] = read_index(index.read_bytes(), str(index))
+        if not self.entries:
+            raise InputError(f"{index} has no finished prompt yet", fix="run the same `steerpipe trace` again")
         self._check_sizes()
 
     @property

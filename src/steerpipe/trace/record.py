@@ -72,10 +72,15 @@ def decode(
     """One sequence per window. Sections that are not given are left out. DamagedFileError: not what they should be."""
     geometry, rows = header.geometry, sum(lengths)
     ranked = (geometry.layers, rows, geometry.top_k)
-    tokens = _array(sections, TOKENS, token_dtype(header), (rows,)).astype(np.int32)
+    tokens = _array(sections, TOKENS, token_dtype(header), (rows,))
     experts = _array(sections, EXPERTS, expert_dtype(header), ranked).transpose(1, 0, 2)
     if int(experts.max()) >= geometry.experts:
         raise DamagedFileError(f"prompt {prompt} is routed to expert {int(experts.max())}", fix=_AGAIN)
+    if int(tokens.max()) >= header.vocabulary:
+        raise DamagedFileError(
+            f"prompt {prompt} has token {int(tokens.max())} of a vocabulary of {header.vocabulary}", fix=_AGAIN
+        )
+    tokens = tokens.astype(np.int32)
     weights = None
     if WEIGHTS in sections:
         weights = _array(sections, WEIGHTS, np.dtype("<f2"), ranked).transpose(1, 0, 2).astype(np.float16)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 import torch
 
 from steerpipe.core.errors import ConfigError
+from steerpipe.predict.mark import ModelMark
 from steerpipe.predict.preattention import Architecture as EarlyArchitecture
 from steerpipe.predict.sight import Decision
 from steerpipe.predict.stored import StoredPredictor, Training
@@ -66,6 +67,7 @@ def train(name: str, material: Material, options: Options, model: str, progress:
     seconds, device = round(time.monotonic() - start, 2), str(material.trace.device.type)
     made.training = Training(material.trace.rows, material.prompts, seconds, device, options.seed, model)
     made.seen = _seen(material, options.parts)
+    made.mark = ModelMark.of(material.trace.geometry, material.digest)
     return made
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steerpipe.core.errors import ConfigError, InputError
-from steerpipe.predict.records import Geometry, PackedTrace, States, TracedSequence
+from steerpipe.predict.records import Geometry, PackedTrace, States
 from steerpipe.predict.routers import Routers
-from steerpipe.predict.seen import prompt_digest
+from steerpipe.predict.seen import Prompted, prompt_digests
 from steerpipe.trace.live import TokenSequence, read_geometry, trace_texts, windows
 from steerpipe.train.progress import Progress, silent
 
@@ -28,11 +28,15 @@ class Material:
     routers: Routers | None = None  # of the model; the kinds that look at hidden states need them
     model: PreTrainedModel | None = None  # for default vectors
     seen: frozenset[str] | None = None  # digests of the prompts: see `seen_in`; a part of the material keeps them all
+    digest: str | None = None  # of the model, as a trace's header has it
 
     def needed_routers(self, kind: str) -> Routers:
         if self.routers is None or self.trace.states is None:
+            lacks = (
+                "hidden states, which" if self.trace.states is None else "the model's routers, which, unlike states,"
+            )
             raise InputError(
-                f"a predictor of kind {kind} learns from hidden states, which this trace does not have",
+                f"a predictor of kind {kind} learns from {lacks} this trace does not have",
                 fix="give a model and prompts instead of a trace: --model MODEL --prompts FILE",
             )
         return self.routers
@@ -54,9 +58,9 @@ class Material:
         return replace(self, trace=first_rows(self.trace, rows), prompts=max(1, round(self.prompts * share)))
 
 
-def seen_in(sequences: Iterable[TokenSequence | TracedSequence]) -> frozenset[str]:
-    """Digests of the prompts; of what is traced in pieces each piece by itself. A piece of an answer is no prompt."""
-    return frozenset(prompt_digest(each.tokens[: each.prompt_tokens]) for each in sequences if each.prompt_tokens)
+def seen_in(sequences: Iterable[Prompted]) -> frozenset[str]:
+    """Digests of the whole prompts, whatever windows they were traced in."""
+    return frozenset(prompt_digests(sequences).values())
 
 
 def first_rows(trace: PackedTrace, rows: int) -> PackedTrace:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from steerpipe.core.errors import InputError
 from steerpipe.predict.records import pack_traces
-from steerpipe.trace.live import TokenSequence, windows
+from steerpipe.trace.live import TokenSequence
 from steerpipe.trace.models import load_model
 from steerpipe.trace.prompts import read_prompts
 from steerpipe.trace.reader import TraceReader
@@ -21,7 +21,8 @@ def material_of_traces(folder: Path, *, held_out: float, seed: int, device: str)
     train, _ = split_prompts(reader.prompts, held_out, seed)
     selected = list(reader.select(train))
     packed = pack_traces(selected, reader.geometry, device)
-    return Material(packed, len(train), reader.vocabulary, seen=seen_in(selected)), reader.header.model.name
+    model = reader.header.model
+    return Material(packed, len(train), reader.vocabulary, seen=seen_in(selected), digest=model.digest), model.name
 
 
 def material_of_prompts(
@@ -40,5 +41,6 @@ def material_of_prompts(
     routers = routers_of_model(loaded.model)
     check_routers(routers, packed)
     vocab = int(loaded.model.config.get_text_config().vocab_size)
-    seen = seen_in(windows(sequences, loaded.context))
-    return Material(packed, len(train), vocab, routers, loaded.model, seen), loaded.identity.name
+    identity = loaded.identity
+    made = Material(packed, len(train), vocab, routers, loaded.model, seen_in(sequences), identity.digest)
+    return made, identity.name
