@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from steerpipe.core.events import TokenEvent
 from steerpipe.core.ids import SequenceId
 from steerpipe.core.sampling import SamplingSettings
@@ -135,3 +137,19 @@ def test_turns_go_to_who_had_none_for_longest() -> None:
     for number in range(300):
         turns.take(str(number))
     assert turns.rank("b") == -1 and turns.rank("43") == -1 and turns.rank("44") >= 0
+
+
+@pytest.mark.parametrize("most", [2, 12], ids=["ended", "goes on"])
+def test_nothing_is_told_of_a_claimed_answer_that_is_discarded_before_the_next_step(most: int) -> None:
+    here, other = bench(), prompt(5, 20)
+    gone = ahead(here, prompt(2, 20), 4, replace(GREEDY, max_tokens=most))
+    stays = ahead(here, other)
+    assert here.engine.claim(gone) and here.engine.claim(stays)
+    here.engine.discard(gone)
+    assert not here.engine.runs(gone) and not here.engine.ended(gone)
+    told = []
+    while not here.engine.idle:
+        told += here.engine.step()
+    assert {event.sequence for event in told} == {stays}
+    assert here.engine.take_completion(stays).token_ids == complete(other).token_ids
+    here.engine.check_integrity()

@@ -1,13 +1,17 @@
 """A conversation on a thread: the answers are those without drafts, and a stop ends one answer only."""
 
+import signal
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
-from steerpipe.core.errors import RequestError
+from steerpipe.core.errors import RequestError, TransferError
 from steerpipe.core.events import FinishReason
 from steerpipe.core.sampling import SamplingSettings
+from steerpipe.engine.engine import Event
 from steerpipe.engine.tokenizer import ChatMessage
 from steerpipe.intake.difference import edit_between
 from steerpipe.runtime.chat_thread import ChatThread, TurnReport
@@ -89,3 +93,66 @@ def test_an_answer_is_stopped_where_it_stands(nano: Pipeline) -> None:
     thread.close()
     nano.engine.forget_prefixes()
     nano.engine.check_integrity()
+
+
+def test_an_interrupt_while_an_answer_is_waited_for_does_not_end_it(
+    nano: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = nano.generate([ChatMessage("user", "Hello")], temperature=0.0, max_tokens=10).text
+    step, goes_on = nano.engine.step, threading.Event()
+
+    def stands_still() -> list[Event]:
+        goes_on.wait()
+        return step()
+
+    thread = ChatThread(nano, SETTINGS, drafts=False)
+    monkeypatch.setattr(nano.engine, "step", stands_still)
+    words = thread.enter("Hello")
+    threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        next(words)
+    goes_on.set()
+    *text, report = words
+    thread.close()
+    assert "".join(map(str, text)) == wanted and isinstance(report, TurnReport)
+
+
+def test_words_of_an_answer_that_nobody_heard_out_are_not_the_next_ones(nano: Pipeline) -> None:
+    thread = ChatThread(nano, SamplingSettings(temperature=0.0, max_tokens=20, ignore_eos=True))
+    first = thread.enter("Tell me a story.")
+    heard = [next(first)]
+    answer, report = talk(thread, "What is the capital of France?")
+    heard += first
+    thread.close()
+    assert isinstance(heard[-1], TurnReport) and heard[-1].finish_reason is FinishReason.CANCELLED
+    said = ChatMessage("assistant", "".join(map(str, heard[:-1])))
+    turns = [ChatMessage("user", "Tell me a story."), said, ChatMessage("user", "What is the capital of France?")]
+    assert answer == nano.generate(turns, temperature=0.0, max_tokens=20, ignore_eos=True).text and report.tokens == 20
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), TransferError("the disk is gone", fix="plug it in")])
+def test_a_thread_that_dies_tells_whoever_waits_and_whoever_comes_later(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def broken() -> list[Event]:
+        raise error
+
+    own = Pipeline(dtype="float32", threads=1, predict="off", profile=False, max_context=512)
+    with own, closing(ChatThread(own, SETTINGS, drafts=False)) as thread:
+        talk(thread, "Hello")
+        monkeypatch.setattr(own.engine, "step", broken)
+        with pytest.raises(type(error)) as told:
+            talk(thread, "Hello again")
+        assert told.value is error and thread.failure is error
+        with pytest.raises(type(error)):
+            thread.enter("Is anybody there?")
+
+
+def test_a_conversation_that_is_forgotten_begins_anew(nano: Pipeline) -> None:
+    thread = ChatThread(nano, SETTINGS, system="Be brief.")
+    first, report = talk(thread, "Hello")
+    _, longer = talk(thread, "Hello")
+    thread.forget()
+    again, anew = talk(thread, "Hello")
+    thread.close()
+    assert again == first and anew.prompt_tokens == report.prompt_tokens < longer.prompt_tokens

@@ -8,7 +8,9 @@ from steerpipe.core.errors import RequestError
 from steerpipe.core.sampling import SamplingSettings
 from steerpipe.engine.request import Request
 from steerpipe.engine.tokenizer import ChatMessage
+from steerpipe.intake.draft import TypedText
 from steerpipe.intake.edits import delete, insert, move, paste, replace
+from steerpipe.intake.tokens import PrefixChange, StablePrefix
 from steerpipe.runtime.drafts import DraftWork
 from steerpipe.runtime.pipeline import Pipeline
 from tests.runtime.drafting import GREEDY, Desk, expected, keys, nothing_left
@@ -219,6 +221,82 @@ def test_an_edit_that_is_refused_does_not_hide_what_the_one_before_it_changed(de
     desk.rest()
     wanted = expected(desk.pipe, "Would" + TEXT[3:] + " Please.")
     assert desk.answer(desk.drafts.submit(draft)) == wanted
+
+
+def test_many_edits_at_once_are_looked_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    follow = StablePrefix.follow
+
+    def counting(prefix: StablePrefix, typed: TypedText, changed_at: int) -> PrefixChange:
+        looks.append(changed_at)
+        return follow(prefix, typed, changed_at)
+
+    monkeypatch.setattr(StablePrefix, "follow", counting)
+    draft = desk.drafts.open("a", settings=GREEDY)
+    desk.type(draft, [paste(0, TEXT, 0.0)])
+    desk.rest()
+    edits = [insert(len(TEXT), "!", desk.now), replace(8, 4, "show", desk.now), insert(len(TEXT), "?", desk.now)]
+    desk.drafts.edit(draft, edits)
+    assert looks == [0, 8]
+    session = desk.drafts._open[draft]
+    assert session.computed == session.prefix.first(len(session.computed))
+    assert desk.answer(desk.drafts.submit(draft)) == expected(desk.pipe, session.typed.text)
+
+
+def test_one_draft_is_read_at_a_time_by_turns_of_scopes_and_none_while_somebody_is_answered(desk: Desk) -> None:
+    long = TEXT * 50
+    many, one = [desk.drafts.open("many") for _ in range(2)], desk.drafts.open("one")
+    for draft in (*many, one):
+        desk.drafts.edit(draft, [paste(0, long, 0.0)])
+    prefixes = [desk.drafts._open[draft].prefix for draft in (*many, one)]
+
+    def read() -> list[int]:
+        before = [prefix.tail_length for prefix in prefixes]
+        desk.drafts.tend(0.0)
+        return [was - prefix.tail_length > 0 for was, prefix in zip(before, prefixes, strict=True)]
+
+    answered = desk.engine.submit(Request(desk.pipe.encode("Hello"), GREEDY))
+    while desk.engine.runs(answered):
+        assert read() == [False] * 3
+        desk.engine.step()
+    desk.engine.take_completion(answered)
+    assert [read() for _ in range(4)] == [
+        [True, False, False], [False, False, True], [False, True, False], [False, False, True],
+    ]  # fmt: skip
+    desk.rest()
+    assert not any(prefix.behind for prefix in prefixes)
+
+
+def test_nothing_is_done_for_a_text_that_can_never_fit_until_it_is_shorter(desk: Desk) -> None:
+    draft = desk.drafts.open("a", settings=GREEDY)
+    desk.type(draft, [paste(0, TEXT, 0.0)])
+    desk.rest()
+    huge = 1024 * 16
+    desk.drafts.edit(draft, [paste(len(TEXT), "a" * huge, desk.now)])
+    assert desk.drafts.next_wake() is None and desk.drafts.warmth(draft).speculated_tokens == 0
+    desk.drafts.tend(desk.now + 9)
+    assert desk.engine.idle and desk.drafts.warmth(draft).too_long
+    desk.drafts.edit(draft, [delete(len(TEXT), huge, desk.now), replace(0, 3, "Would", desk.now)])
+    assert not desk.drafts.warmth(draft).too_long
+    desk.rest()
+    assert desk.drafts.warmth(draft).speculated_tokens == 8
+    assert desk.answer(desk.drafts.submit(draft)) == expected(desk.pipe, "Would" + TEXT[3:])
+
+
+def test_a_long_unstable_end_is_estimated_and_a_short_one_is_counted_once(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[int] = []
+    encode = desk.drafts._prompts.encode
+    draft = desk.drafts.open("a")
+    desk.drafts.edit(draft, [paste(0, "a" * 2000, 0.0)])
+    desk.rest()
+    monkeypatch.setattr(desk.drafts._prompts, "encode", lambda text: encoded.append(len(text)) or encode(text))
+    assert desk.drafts.warmth(draft).typed_tokens - desk.drafts.warmth(draft).stable_tokens == 500
+    assert not encoded
+    desk.drafts.edit(draft, [delete(20, 1980, desk.now)])
+    assert desk.drafts.warmth(draft) == desk.drafts.warmth(draft)
+    assert len(encoded) == 1
 
 
 def test_a_draft_that_is_gone_is_an_error(desk: Desk) -> None:

@@ -1,16 +1,19 @@
 """A ladder's engine comes with the best prediction that its model has, and the answer stays the same."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from steerpipe import Pipeline
-from steerpipe.core.errors import ConfigError
+from steerpipe.core.errors import ConfigError, InputError
 from steerpipe.core.ids import SequenceId
 from steerpipe.core.protocols import RouterProbe
 from steerpipe.predict.reuse import ReuseConfig, ReuseForecast
+from steerpipe.predict.shipped import ASSETS
 from steerpipe.predict.trials import Verdict
+from steerpipe.runtime.models import find_model, open_model
 from steerpipe.runtime.prediction import reuse_for, settle_policy
 from steerpipe.runtime.reuse_tap import ReuseTap
 from steerpipe.store.policies import Lfru, Reuse
@@ -70,8 +73,26 @@ def test_a_model_never_seen_before_looks_ahead_with_its_own_routers(model: Path)
         assert pipe.generate("abc", max_tokens=8, ignore_eos=True).token_ids
 
 
-def test_policies_are_settled_by_what_the_model_has(model: Path) -> None:
-    assert reuse_for(model) is None
+@pytest.mark.parametrize("name", ["reuse.safetensors", "head-1.safetensors", "lookahead.safetensors", "openings.npz"])
+def test_predictors_of_another_model_are_refused_at_opening(name: str, tmp_path: Path) -> None:
+    write_tiny("olmoe", tmp_path / "model")
+    (tmp_path / "model" / "predictors").mkdir()
+    shutil.copy(ASSETS / "predictors" / "nano" / name, tmp_path / "model" / "predictors")
+    with pytest.raises(InputError, match=r"of a model with 24 MoE layers.*this one has \d.*\n  fix: remove"):
+        Pipeline(tmp_path / "model", fast_memory="25%", profile=False)
+
+
+def test_a_head_under_the_name_of_another_horizon_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "nano"
+    shutil.copytree(find_model(None), folder)
+    (folder / "predictors").mkdir()
+    shutil.copy(ASSETS / "predictors" / "nano" / "head-2.safetensors", folder / "predictors" / "head-1.safetensors")
+    with pytest.raises(InputError, match="looks 2 layers ahead, not 1"):
+        Pipeline(folder, fast_memory="25%", profile=False)
+
+
+def test_policies_are_settled_by_what_the_model_has(model: Path, tmp_path: Path) -> None:
+    assert reuse_for(model, open_model(model, tmp_path).spec) is None
     assert settle_policy("auto", None) == "lfru" and settle_policy("lru", None) == "lru"
     with pytest.raises(ConfigError, match="reuse needs a forecast"):
         settle_policy("reuse", None)

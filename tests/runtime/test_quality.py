@@ -1,6 +1,8 @@
 """The setting `quality` in a running engine: exact unless told otherwise, and told when it is not."""
 
 import json
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +10,13 @@ import pytest
 
 from steerpipe import Pipeline
 from steerpipe.core.config import EngineConfig, load_config
-from steerpipe.core.errors import ConfigError, InputError
+from steerpipe.core.errors import ConfigError, DamagedFileError, InputError
 from steerpipe.core.events import Completion
 from steerpipe.core.quality import MissPolicy, QualityPlan
 from steerpipe.core.timeline import Timeline
+from steerpipe.runtime.models import EMBEDDED
 from steerpipe.runtime.quality import choose, refuse_on_gpu
+from steerpipe.runtime.quality_profile import load_profile, profile_of
 from steerpipe.tiny import write_tiny
 
 PROMPT = "The dog"
@@ -106,13 +110,97 @@ def test_a_plan_from_a_file_rules_layers_and_ranks(tmp_path: Path) -> None:
     assert counts is not None and 0 < counts.share < 1 / 8
 
 
-@pytest.mark.parametrize("content", ["{", '{"policies": [["drop"]]}', '{"policies": [["dorp"]]}', None])
-def test_a_wrong_plan_is_refused(tmp_path: Path, content: str | None) -> None:
+def wrong_plan(**changed: object) -> str:
+    return json.dumps({"policies": [["drop"] * 4] * 24} | changed)
+
+
+@pytest.mark.parametrize("fast_memory", ["12.5%", "auto"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{", "[" * 100_000, "[]", "{}", None, wrong_plan(policies=[["drop"]]), wrong_plan(policies=[["dorp"] * 4] * 24),
+        wrong_plan(policies=3), wrong_plan(policies=[["cpu"] * 4] * 24), wrong_plan(patch_layers=float("inf")),
+        wrong_plan(patch_layers="2"), wrong_plan(horizon=1.5), wrong_plan(horizon=None),
+    ],
+)  # fmt: skip
+def test_a_wrong_plan_is_refused_also_where_every_expert_is_resident(
+    tmp_path: Path, content: str | None, fast_memory: str
+) -> None:
     file = tmp_path / "plan.json"
     if content is not None:
         file.write_text(content)
-    with pytest.raises((ConfigError, InputError)):
-        opened(quality=str(file))
+    with pytest.raises(InputError):
+        opened(quality=str(file), fast_memory=fast_memory)
+
+
+def shipped() -> dict[str, Any]:
+    file = profile_of(EMBEDDED)
+    assert file is not None
+    profile: dict[str, Any] = json.loads(file.read_text())
+    return profile
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        (["settings"], []),
+        (["settings", "high"], []),
+        (["settings", "high", "plan"], None),
+        (["settings", "high", "plan", "policies"], [["wait"] * 4] * 3),
+        (["settings", "high", "costs"], [[1.0]]),
+        (["settings", "high", "costs"], [[1.0, 2.0], [1.0]]),
+        (["settings", "high", "costs"], [[float("nan")] * 4] * 24),
+        (["settings", "high", "costs"], [[float("inf")] * 4] * 24),
+        (["settings", "high", "costs"], [[10**400] * 4] * 24),
+        (["settings", "high", "costs"], [["1"] * 4] * 24),
+        (["settings", "high", "costs"], {}),
+        (["settings", "high", "mended"], [[-1.0] * 4] * 24),
+        (["settings", "high", "kl_per_token"], "abc"),
+        (["settings", "high", "kl_per_token"], None),
+        (["settings", "balanced", "kl_per_token"], None),
+        (["settings", "high", "kl_per_token"], True),
+        (["settings", "high", "loss"], []),
+        (["settings", "high", "loss", "kl"], "abc"),
+        (["measurements"], {}),
+        (["measurements", 0, "layers"], []),
+        (["drifting"], 3),
+        (["tokens"], "many"),
+        (["exact_perplexity"], float("nan")),
+    ],
+)
+def test_a_damaged_profile_is_refused_by_one_error(tmp_path: Path, where: list[Any], value: object) -> None:
+    profile = shipped()
+    *outer, last = where
+    reduce(getitem, outer, profile)[last] = value
+    file = tmp_path / "quality.json"
+    file.write_text(json.dumps(profile))
+    with pytest.raises(DamagedFileError) as raised:
+        load_profile(file, profile["model"])
+    assert str(raised.value).count("fix:") == 1
+
+
+def test_a_profile_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "quality.json"
+    file.write_text("[" * 100_000)
+    with pytest.raises(DamagedFileError, match="cannot be read"):
+        load_profile(file, "any")
+
+
+def test_a_profile_of_other_layers_is_refused(tmp_path: Path) -> None:
+    profile = shipped()
+    high = profile["settings"]["high"]
+    for table in (high["costs"], high["mended"], high["plan"]["policies"]):
+        del table[3:]
+    file = tmp_path / "quality.json"
+    file.write_text(json.dumps(profile))
+    with pytest.raises(ConfigError, match="3 layers and 4 ranks"):
+        opened(quality="high", quality_profile=str(file))
+
+
+@pytest.mark.parametrize("quality", ["exact", "high", "drop"])
+def test_a_named_profile_that_is_not_there_is_told_where_every_expert_is_resident(tmp_path: Path, quality: str) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        opened(fast_memory="auto", quality=quality, quality_profile=str(tmp_path / "none.json"))
 
 
 def test_a_model_that_nobody_measured_has_no_dial_but_policies(model: Path, tmp_path: Path) -> None:
@@ -129,9 +217,10 @@ def test_a_model_that_nobody_measured_has_no_dial_but_policies(model: Path, tmp_
         assert answer(pipe).substituted is not None
 
 
-def test_cpu_is_refused_with_the_reason_where_there_is_no_gpu() -> None:
+@pytest.mark.parametrize("fast_memory", ["12.5%", "auto"])
+def test_cpu_is_refused_with_the_reason_where_there_is_no_gpu(fast_memory: str) -> None:
     with pytest.raises(ConfigError, match="computed where they lie anyway"):
-        opened(quality="cpu")
+        opened(quality="cpu", fast_memory=fast_memory)
 
 
 def test_a_gpu_refuses_what_is_lossy() -> None:

@@ -1,14 +1,19 @@
 """Whatever is said over the line for drafts: an answer with a message, never silence, never a broken server."""
 
+import asyncio
 import json
 import logging
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from starlette.websockets import WebSocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from steerpipe.server.draft_line import DraftLine
+from steerpipe.server.service import Service
 from tests.server.running import Running
 from tests.server.test_drafts import Line, line
 from tests.server.test_limits import changed
@@ -169,3 +174,47 @@ def test_drafts_can_be_switched_off(server: Running) -> None:
     with changed(server, drafts=False), pytest.raises(InvalidStatus) as refused, line(server):
         pass
     assert "switched off" in json.loads(refused.value.response.body or b"")["error"]["message"]
+
+
+def test_half_a_character_at_enter_is_refused_and_the_draft_stays(server: Running) -> None:
+    with line(server) as typist:
+        typist.say("open", max_tokens=4)
+        typist.say("submit", text="\ud800")
+        refused = typist.hear("error")["error"]
+        assert "half a character" in refused["message"] and refused["param"] == "text"
+        typist.say("submit", text="abc")
+        assert typist.answer()["text"] is not None
+
+
+class Deaf:
+    """The socket of a client that sends and never reads."""
+
+    def __init__(self) -> None:
+        self.state = SimpleNamespace(user="somebody")
+        self.received, self.closed = 0, ""
+
+    async def accept(self) -> None: ...
+
+    async def receive(self) -> dict[str, str]:
+        self.received += 1
+        await asyncio.sleep(0)
+        return {"type": "websocket.receive", "text": "?"}
+
+    async def send_text(self, text: str) -> None:
+        await asyncio.Event().wait()
+
+    async def close(self, code: int, why: str) -> None:
+        self.closed = why
+
+
+def test_a_line_that_is_not_read_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steerpipe.server.draft_line.MOST_UNREAD", 3)
+    monkeypatch.setattr("steerpipe.server.draft_line._CLOSE_SECONDS", 0.01)
+    deaf = Deaf()
+
+    async def run() -> None:
+        await DraftLine(cast(WebSocket, deaf), cast(Service, None)).run()
+
+    asyncio.run(run())
+    assert deaf.closed == "what is said on the line is not read"
+    assert 4 <= deaf.received <= 7

@@ -211,3 +211,18 @@ def test_a_draft_whose_client_leaves_is_closed(server: Running) -> None:
         typist.type("half a thou")
     until(lambda: not len(server.service.drafts))
     assert server.complete("the next one")["choices"][0]["text"]
+
+
+def test_an_answer_that_is_stopped_at_once_leaves_the_engine_running(server: Running) -> None:
+    engine = server.service.link.process_id
+    with line(server) as typist:
+        for _ in range(3):
+            typist.say("open", max_tokens=20, temperature=0)
+            typist.say("edit", edits=[{"at": 0, "insert": TEXT}])
+            while not typist.hear("warmth")["speculated_tokens"]:
+                pass
+            typist.say("submit")
+            typist.say("stop")
+            typist.hear("stopped", "done")
+    assert server.complete("the next one")["choices"][0]["text"]
+    assert server.service.link.process_id == engine

@@ -14,16 +14,16 @@ from steerpipe.server import live
 from steerpipe.server.frontpage import PATHS
 from tests.server.running import LIMIT_SECONDS, Running
 from tests.server.test_limits import changed
-from tests.server.test_security import KEYS
+from tests.server.test_security import KEYS, bearer
 
 HANG_SECONDS = 30.0
 REASONS = ("demand", "prefetch", "draft")
 
 
 @contextmanager
-def looking(server: Running) -> Iterator[Iterator[dict[str, Any]]]:
+def looking(server: Running, **headers: str) -> Iterator[Iterator[dict[str, Any]]]:
     """Frames as they come."""
-    with httpx.stream("GET", f"{server.url}/live", timeout=LIMIT_SECONDS) as stream:
+    with httpx.stream("GET", f"{server.url}/live", headers=headers, timeout=LIMIT_SECONDS) as stream:
         assert stream.status_code == 200, stream.read()
         yield (json.loads(line.removeprefix("data: ")) for line in stream.iter_lines() if line.startswith("data: "))
 
@@ -75,6 +75,18 @@ def test_frames_come_while_something_happens_and_show_who_is_used(server: Runnin
         while not any(digit >= "4" for digit in "".join(seen[-1]["map"])):
             seen.append(next(frames))
         assert seen[-1]["experts"]["leased"] > 0
+
+
+def test_who_is_used_is_not_told_where_there_are_several_users(server: Running) -> None:
+    with looking(server) as frames:
+        server.complete("what somebody asks", max_tokens=40)
+        while not any(digit >= "4" for digit in "".join(next(frames)["map"])):
+            pass
+    with changed(server, api_keys=("first-key-of-two", "second-key-of-two")):
+        headers = bearer("first-key-of-two")
+        with looking(server, **headers) as frames:
+            frame = next(frames)
+    assert frame["state"] == "ready" and set("".join(frame["map"])) <= set("0123")
 
 
 def test_the_engine_is_asked_only_while_somebody_looks(server: Running) -> None:

@@ -3,7 +3,11 @@
 What is typed is kept in memory, for the arrow keys, and gone with the process.
 """
 
+import re
+import signal
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.buffer import Buffer
@@ -11,7 +15,7 @@ from prompt_toolkit.history import InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from rich.console import Console
 
-from steerpipe.core.errors import SteerpipeError
+from steerpipe.core.errors import RequestError, SteerpipeError
 from steerpipe.intake.difference import edit_between
 from steerpipe.runtime.chat_thread import ChatThread, TurnReport
 from steerpipe.runtime.drafts import Warmth
@@ -21,10 +25,12 @@ Alt-Enter   new line
 Up, Down    what you sent before
 Ctrl-C      stop the answer; while typing, clear the line
 Ctrl-D      leave
+/new        forget the conversation and begin another
 /stats      figures of this conversation
 /quit       leave
 What you type is computed ahead in this process's memory; it is written to no log and to no disk."""
 _CELLS = 12  # of the warm bar
+_HALVES = re.compile("[\ud800-\udfff]")  # where bytes that are not UTF-8 were typed
 
 
 class ChatScreen:
@@ -58,7 +64,9 @@ class ChatScreen:
             command = text.strip()
             if command == "/quit":
                 return
-            if command in ("/help", "/stats") or not command:
+            if command == "/new":
+                self._begin_anew()
+            elif command in ("/help", "/stats") or not command:
                 self._forget_draft()
                 self._console.print(HELP if command == "/help" else self._stats() if command else "", markup=False)
             elif command.startswith("/") and " " not in command and "\n" not in command:
@@ -68,25 +76,30 @@ class ChatScreen:
                 self._answer(text)
 
     def _answer(self, text: str) -> None:
-        words = self._thread.enter(text)
-        while True:
-            try:
-                for word in words:
+        try:
+            with _on_interrupt(self._thread.stop):
+                for word in self._thread.enter(whole(text)):
                     if isinstance(word, TurnReport):
                         self._turns.append(word)
                         self._console.print(f"\n[dim]{report_line(word)}[/dim]")
                     else:
                         self._console.print(word, end="", markup=False)
-                return
-            except KeyboardInterrupt:
-                self._thread.stop()
-            except SteerpipeError as error:
-                self._console.print(f"\nerror: {error}", markup=False)
-                return
+        except SteerpipeError as error:
+            if self._thread.failure is not None:  # nobody is left to answer
+                raise
+            self._console.print(f"\nerror: {error}", markup=False)
+            if isinstance(error, RequestError):
+                self._console.print("  or: /new forgets the conversation, which is part of every prompt", markup=False)
+
+    def _begin_anew(self) -> None:
+        self._thread.forget()
+        self._turns.clear()
+        self._console.print("a new conversation; what was said before is forgotten", markup=False)
 
     def _text_changed(self, buffer: Buffer) -> None:
-        edit = edit_between(self._typed, buffer.text, time.perf_counter())
-        self._typed = buffer.text
+        text = whole(buffer.text)
+        edit = edit_between(self._typed, text, time.perf_counter())
+        self._typed = text
         if edit is not None:
             self._thread.edit(edit)
 
@@ -103,6 +116,11 @@ class ChatScreen:
         if not self._turns:
             return "nothing has been answered yet"
         return "\n".join(f"{number}: {report_line(turn)}" for number, turn in enumerate(self._turns, start=1))
+
+
+def whole(text: str) -> str:
+    """The text with a mark for each half of a character (a lone surrogate), which no tokenizer takes."""
+    return _HALVES.sub("\ufffd", text)
 
 
 def toolbar_line(warmth: Warmth) -> str:
@@ -124,6 +142,16 @@ def report_line(turn: TurnReport) -> str:
     hits = f" · {experts.hits / experts.leased:.0%} of experts were there" if experts and experts.leased else ""
     saved = f" · typing saved {turn.saved_seconds * 1e3:.0f} ms" if turn.saved_seconds else ""
     return f"first token after {turn.first_token_seconds * 1e3:.0f} ms{speed}{hits}{saved} · {turn.finish_reason.value}"
+
+
+@contextmanager
+def _on_interrupt(act: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C calls `act` and interrupts nothing. In the main thread alone."""
+    before = signal.signal(signal.SIGINT, lambda _signal, _frame: act())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _keys() -> KeyBindings:

@@ -9,7 +9,7 @@ drop         nothing
 cpu          computed where it lies
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
@@ -51,6 +51,12 @@ def parse_policy(text: str) -> MissPolicy:
         raise ConfigError(f"{text!r} is not a miss policy", fix=FIX) from None
 
 
+def refuse_cpu(policies: Iterable[MissPolicy]) -> None:
+    """For an engine without a GPU."""
+    if MissPolicy.CPU in policies:
+        raise ConfigError("the policy cpu without a GPU: experts are computed where they lie anyway", fix="use wait")
+
+
 @dataclass(frozen=True, slots=True)
 class QualityPlan:
     """A policy for each MoE layer and rank (0: the router's first choice)."""
@@ -84,6 +90,11 @@ class QualityPlan:
         return all(policy is MissPolicy.WAIT for ranks in self.policies for policy in ranks)
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Layers and ranks."""
+        return len(self.policies), len(self.policies[0])
+
+    @property
     def used(self) -> frozenset[MissPolicy]:
         return frozenset(policy for ranks in self.policies for policy in ranks)
 
@@ -104,9 +115,12 @@ class QualityPlan:
             raise ConfigError("not a quality plan", fix="give policies, and perhaps patch_layers and horizon")
         try:
             policies = tuple(tuple(parse_policy(each) for each in ranks) for ranks in raw["policies"])
-            return cls(policies, int(raw.get("patch_layers", 2)), int(raw.get("horizon", 1)))
-        except (KeyError, TypeError, ValueError) as problem:
-            raise ConfigError(f"not a quality plan: {problem}", fix="give policies as [layers][ranks]") from None
+        except (KeyError, TypeError):
+            raise ConfigError("not a quality plan", fix="give policies as [layers][ranks]") from None
+        layers, horizon = raw.get("patch_layers", 2), raw.get("horizon", 1)
+        if type(layers) is not int or type(horizon) is not int:
+            raise ConfigError(f"patch_layers is {layers!r} and horizon {horizon!r}", fix="give whole numbers for both")
+        return cls(policies, layers, horizon)
 
 
 @dataclass(frozen=True, slots=True)

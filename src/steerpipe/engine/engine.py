@@ -100,6 +100,11 @@ class Engine:
         return True
 
     @property
+    def max_context(self) -> int:
+        """Tokens of a prompt and its answer together."""
+        return self._max_context
+
+    @property
     def prefixes(self) -> PrefixStore:
         """Prompts that are kept for reuse."""
         return self._prefixes
@@ -169,6 +174,7 @@ class Engine:
         if sequence is not None:
             sequence.ended = time.perf_counter()
             self._end(sequence, FinishReason.CANCELLED)
+            self._withhold(sequence_id)
 
     def ended(self, sequence_id: SequenceId) -> bool:
         """Whether there is a completion to take."""
@@ -181,6 +187,7 @@ class Engine:
     def discard(self, sequence_id: SequenceId) -> None:
         """Ends a sequence, wherever it is, and keeps nothing of it."""
         self.cancel(sequence_id)
+        self._withhold(sequence_id)
         self._finished.pop(sequence_id, None)
 
     def forget_prefixes(self) -> None:
@@ -247,6 +254,10 @@ class Engine:
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         self._finished[sequence.id] = sequence.completion(reason)
         self._scheduler.remove(sequence)
+
+    def _withhold(self, sequence_id: SequenceId) -> None:
+        """Nothing more is told of it."""
+        self._due = [event for event in self._due if event.sequence != sequence_id]
 
     def _fail(self, sequence: Sequence, error: SteerpipeError) -> list[Event]:
         self._scheduler.remove(sequence, failed=True)

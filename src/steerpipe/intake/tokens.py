@@ -81,6 +81,11 @@ class StablePrefix:
         return self._read(self._cuts[-1].position, self._end)
 
     @property
+    def tail_length(self) -> int:
+        """Characters of the tail."""
+        return self._end - self._cuts[-1].position
+
+    @property
     def tail_begins(self) -> int:
         """The character of the typed text with which the tail begins; 0 where it begins in the head."""
         return max(0, self._cuts[-1].position - len(self._frame.head) + self._skipped)
@@ -91,7 +96,10 @@ class StablePrefix:
         return self._rule is not None and self._seen < self._end
 
     def follow(self, typed: TypedText, changed_at: int) -> PrefixChange:
-        """Call this after each edit. Looks at 512 characters at most; `advance` goes on while `behind`."""
+        """Call this after an edit, or after several with the first place that they have changed.
+
+        Looks at 512 characters at most; `advance` goes on while `behind`.
+        """
         self._typed = typed
         if self._rule is None:
             return PrefixChange(len(self._ids), len(self._ids))

@@ -1,15 +1,15 @@
 """A conversation whose engine runs on a thread of its own, so that keys and answers do not wait for each other.
 
-The front gives edits, Enter and stop; the thread computes, and answers through a queue. What is typed goes to the
-engine's memory and nowhere else.
+The front gives edits, Enter and stop; the thread computes, and answers through a queue for each turn. What is typed
+goes to the engine's memory and nowhere else.
 """
 
 import queue
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import Self, TypeAlias
 
 from steerpipe.core.errors import SteerpipeError
 from steerpipe.core.events import FinishReason, SequenceFailed, TokenEvent
@@ -42,13 +42,41 @@ class TurnReport:
     experts: LadderCounters | None
 
 
+_Words: TypeAlias = queue.SimpleQueue[str | TurnReport | Exception]
+
+
+class Answer:
+    """The text of one answer as it comes, and last how it went. Raises what it failed with.
+
+    It is no generator: an interrupt while it waits does not end it.
+    """
+
+    def __init__(self, words: _Words) -> None:
+        self._words = words
+        self._ended = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str | TurnReport:
+        if self._ended:
+            raise StopIteration
+        word = self._words.get()
+        self._ended = not isinstance(word, str)
+        if isinstance(word, Exception):
+            raise word
+        return word
+
+
 @dataclass(frozen=True, slots=True)
 class _Enter:
     text: str
+    words: _Words
 
 
 class _Signal(Enum):
     STOP_ANSWER = "stop the answer"
+    FORGET = "forget the conversation"
     END = "end the thread"
 
 
@@ -57,7 +85,7 @@ class _Turn:
     """The answer that is being given."""
 
     sequence: SequenceId
-    text: str
+    asked: _Enter
     entered: float
     warmth: Warmth
     experts: LadderCounters | None
@@ -75,11 +103,13 @@ class ChatThread:
         self._settings = settings
         self._drafting = drafts
         self._drafts = pipe.drafts(DraftWork() if drafts else _NOTHING)
-        self._history = [ChatMessage("system", system)] if system else []
+        self._system = [ChatMessage("system", system)] if system else []
+        self._history = [*self._system]
         self._draft = self._open()
         self._commands: queue.SimpleQueue[DraftEdit | _Enter | _Signal] = queue.SimpleQueue()
-        self._words: queue.SimpleQueue[str | TurnReport | SteerpipeError] = queue.SimpleQueue()
+        self._asked: _Enter | None = None  # the newest question
         self._answering: _Turn | None = None
+        self.failure: Exception | None = None  # what the thread has died of
         self.warmth: Warmth | None = None  # of the draft, some milliseconds old
         self._thread = threading.Thread(target=self._run, name="steerpipe-chat", daemon=True)
         self._thread.start()
@@ -89,20 +119,21 @@ class ChatThread:
         if self._drafting:
             self._commands.put(edit)
 
-    def enter(self, text: str) -> Iterator[str | TurnReport]:
-        """Sends the draft; the answer's text as it comes, and last how it went. Raises what it failed with."""
-        self._commands.put(_Enter(text))
-        while True:
-            word = self._words.get()
-            if isinstance(word, SteerpipeError):
-                raise word
-            yield word
-            if isinstance(word, TurnReport):
-                return
+    def enter(self, text: str) -> Answer:
+        """Sends the draft, which ends an answer that is still being given. Raises what the thread has died of."""
+        asked = _Enter(text, queue.SimpleQueue())
+        self._commands.put(asked)
+        if self.failure is not None:  # looked at after the put: a thread that dies later finds the question
+            raise self.failure
+        return Answer(asked.words)
 
     def stop(self) -> None:
-        """Ends the answer where it stands; the conversation goes on."""
+        """Ends the answer where it stands; the conversation goes on. May be called by a signal handler."""
         self._commands.put(_Signal.STOP_ANSWER)
+
+    def forget(self) -> None:
+        """Ends the answer, and goes on with the system message alone."""
+        self._commands.put(_Signal.FORGET)
 
     def close(self) -> None:
         self._commands.put(_Signal.END)
@@ -118,8 +149,18 @@ class ChatThread:
                     self._hear(event)
                 self.warmth = self._drafts.warmth(self._draft) if self._answering is None else None
             self._drafts.close(self._draft)
-        except SteerpipeError as error:  # a closed model, a broken disk: the front hears of it at the next Enter
-            self._words.put(error)
+        except Exception as error:  # noqa: BLE001  a broken disk, a mistake of ours: whoever waits hears of it
+            self.failure = error
+            self._tell_all(error)
+
+    def _tell_all(self, error: Exception) -> None:
+        """Answers the question that is open, and those that nobody has looked at."""
+        if self._asked is not None:
+            self._asked.words.put(error)
+        while not self._commands.empty():
+            command = self._commands.get()
+            if isinstance(command, _Enter):
+                command.words.put(error)
 
     def _obey_all(self) -> bool:
         """Does what the front wants; waits for it only while there is nothing to compute. False: to end."""
@@ -140,14 +181,21 @@ class ChatThread:
         if isinstance(command, DraftEdit):
             self._drafts.edit(self._draft, [command])
         elif isinstance(command, _Enter):
-            self._submit(command.text)
-        elif command is _Signal.STOP_ANSWER and self._answering is not None:
-            self._finish(self._answering, cancel=True)
+            self._stop_answer()
+            self._submit(command)
+        elif command is _Signal.STOP_ANSWER:
+            self._stop_answer()
+        elif command is _Signal.FORGET:
+            self._stop_answer()
+            self._history = [*self._system]
+            self._drafts.close(self._draft)
+            self._draft = self._open()
 
-    def _submit(self, text: str) -> None:
+    def _submit(self, asked: _Enter) -> None:
+        self._asked = asked
         entered = time.perf_counter()
         try:
-            missing = edit_between(self._drafts.text(self._draft), text, entered)
+            missing = edit_between(self._drafts.text(self._draft), asked.text, entered)
             if missing is not None:
                 self._drafts.edit(self._draft, [missing])
             warmth = self._drafts.warmth(self._draft)
@@ -156,9 +204,9 @@ class ChatThread:
         except SteerpipeError as error:  # longer than the context, say
             self._drafts.close(self._draft)
             self._draft = self._open()
-            self._words.put(error)
+            asked.words.put(error)
             return
-        self._answering = _Turn(sequence, text, entered, warmth, experts)
+        self._answering = _Turn(sequence, asked, entered, warmth, experts)
 
     def _hear(self, event: Event) -> None:
         turn = self._answering
@@ -167,18 +215,21 @@ class ChatThread:
         if isinstance(event, SequenceFailed):
             self._answering = None
             self._draft = self._open()
-            self._words.put(event.error)
+            turn.asked.words.put(event.error)
         elif isinstance(event, TokenEvent):
             turn.first = turn.first or time.perf_counter()
-            self._words.put(event.text)
+            turn.asked.words.put(event.text)
             if event.finish_reason is not None:
                 self._finish(turn)
 
-    def _finish(self, turn: "_Turn", *, cancel: bool = False) -> None:
-        if cancel:
-            self._engine.cancel(turn.sequence)
+    def _stop_answer(self) -> None:
+        if self._answering is not None:
+            self._engine.cancel(self._answering.sequence)
+            self._finish(self._answering)
+
+    def _finish(self, turn: _Turn) -> None:
         done = self._engine.take_completion(turn.sequence)
-        self._history += [ChatMessage("user", turn.text), ChatMessage("assistant", done.text)]
+        self._history += [ChatMessage("user", turn.asked.text), ChatMessage("assistant", done.text)]
         self._answering = None
         self._draft = self._open()
         now, after = time.perf_counter(), self._pipe.counters()
@@ -190,7 +241,7 @@ class ChatThread:
             finish_reason=done.finish_reason,
             experts=None if after is None or turn.experts is None else after - turn.experts,
         )  # fmt: skip
-        self._words.put(report)
+        turn.asked.words.put(report)
 
     def _open(self) -> DraftId:
         return self._drafts.open(_SCOPE, self._history, settings=self._settings)

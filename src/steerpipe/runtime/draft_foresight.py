@@ -40,7 +40,7 @@ class DraftForesight:
     def look(self, now: float) -> None:
         """Forecasts for the latest draft, if there is anything new and no key is due; else goes on with the last."""
         draft = self._latest
-        if draft is None:
+        if draft is None or draft.too_long:
             return
         seen = (draft.typed.version, len(draft.computed))
         if draft.foreseen == seen or now < draft.last_seconds + FORECAST.quiet_seconds:
@@ -51,7 +51,7 @@ class DraftForesight:
 
     def next_wake(self, now: float) -> float | None:
         draft = self._latest
-        if draft is None:
+        if draft is None or draft.too_long:
             return None
         if draft.foreseen != (draft.typed.version, len(draft.computed)):
             return draft.last_seconds + FORECAST.quiet_seconds

@@ -56,6 +56,7 @@ class DraftSession:
     batched: bool
     prefix: StablePrefix
     base: int  # tokens that were computed before the draft was opened: not its own
+    most_characters: int  # of a text that is worked on: more cannot fit into the context
     typed: Draft = field(default_factory=Draft)
     computed: tuple[int, ...] = ()  # tokens whose keys and values are kept, in whole cells
     seconds: dict[int, float] = field(default_factory=dict)  # what each of its own cells took, by its last position
@@ -66,14 +67,26 @@ class DraftSession:
     failed: bool = False  # nothing more is tried until the text changes
     changed: bool = False  # since an answer was begun
     last_seconds: float = 0.0
+    followed: int = 0  # version of the text that `prefix` knows
+    counted: tuple[tuple[int, int], int] | None = None  # tokens of the tail, of this version and these stable tokens
 
-    def apply(self, edit: DraftEdit) -> int:
-        """How many of the tokens that were stable before are so still. Raises RequestError as `Draft.apply` does."""
-        changed = self.typed.apply(edit)
+    def apply(self, edit: DraftEdit) -> None:
+        """To the text alone: `follow` is due. Raises RequestError as `Draft.apply` does."""
+        self.typed.apply(edit)
         self.failed = False
         self.changed = True
         self.last_seconds = edit.seconds
-        return self.prefix.follow(self.typed, changed.changed_at).kept
+
+    def follow(self) -> int:
+        """Looks at what all edits since the last time have changed: how many of the stable tokens are so still."""
+        changed_at = self.typed.unchanged_since(self.followed)
+        self.followed = self.typed.version
+        return self.prefix.follow(self.typed, changed_at).kept
+
+    @property
+    def too_long(self) -> bool:
+        """Nothing is done for it until it is shorter."""
+        return len(self.typed) > self.most_characters
 
     @property
     def next_cell(self) -> int | None:

@@ -1,6 +1,6 @@
 """What the engine does for one draft at a time: its next cell, or the beginning of its answer."""
 
-from steerpipe.core.errors import SteerpipeError
+from steerpipe.core.errors import RequestError, SteerpipeError
 from steerpipe.core.sampling import SamplingSettings
 from steerpipe.engine.engine import Engine
 from steerpipe.engine.request import Request
@@ -25,14 +25,16 @@ class DraftWorker:
             if self._work.prefill and draft.next_cell is not None:
                 return self._fill(draft, draft.next_cell)
             if draft.settings is not None and self.begins(draft) is not None:
-                return now >= draft.pause_ends and self._begin(draft, draft.settings)
+                free = now >= draft.pause_ends and not self._engine.answering  # the text is encoded here
+                return free and self._begin(draft, draft.settings)
         except SteerpipeError:  # longer than the context, say: Enter will tell
             draft.failed = True
         return False
 
     def begins(self, draft: DraftSession) -> float | None:
         """When its answer is begun if no key comes; None: it is not."""
-        return draft.pause_ends if self._work.ahead_tokens and draft.may_begin else None
+        ready = draft.may_begin and not draft.prefix.behind
+        return draft.pause_ends if self._work.ahead_tokens and ready else None
 
     def settle(self, draft: DraftSession) -> bool:
         """Whether the work that was given for it is done, or has been given up."""
@@ -94,6 +96,8 @@ class DraftWorker:
 
     def _begin(self, draft: DraftSession, settings: SamplingSettings) -> bool:
         draft.changed = False
+        if len(draft.prefix) >= self._engine.max_context:
+            raise RequestError("the draft does not fit into the context", fix="shorten it")
         request = self.request(draft, settings, draft.batched)
         draft.begun = BegunAnswer(self._engine.prepare(request, self._work.ahead_tokens), request)
         return True

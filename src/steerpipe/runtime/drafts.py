@@ -15,23 +15,27 @@ from steerpipe.core.ids import SequenceId
 from steerpipe.core.sampling import SamplingSettings
 from steerpipe.engine.engine import Engine
 from steerpipe.engine.tokenizer import ChatMessage, TextCodec
-from steerpipe.engine.turns import Turns
 from steerpipe.intake.edits import DraftEdit
 from steerpipe.model.cells import CELL
 from steerpipe.runtime.draft_forecast import Readiness
 from steerpipe.runtime.draft_foresight import DraftForesight
 from steerpipe.runtime.draft_session import DraftId, DraftSession, DraftWork
+from steerpipe.runtime.draft_turns import DraftTurns
 from steerpipe.runtime.draft_work import DraftWorker
 from steerpipe.runtime.typed import TypedPrompts
 
 __all__ = ["DraftId", "DraftWork", "Drafts", "Warmth"]
+
+_TOKEN_CHARACTERS = 16  # a text of more for each token of the context is not worked on
+_COUNTED_TAIL = 1024  # characters of an unstable end whose tokens are counted; of a longer one they are estimated
+_USUAL_CHARACTERS = 4  # of a token, for that
 
 
 @dataclass(frozen=True, slots=True)
 class Warmth:
     """How well a draft is prepared for Enter. Tokens are of the whole prompt, the turns before included."""
 
-    typed_tokens: int  # as the text stands
+    typed_tokens: int  # as the text stands; estimated where more than a thousand characters of it are not stable
     stable_tokens: int  # of them, those that nothing typed at the end can change
     prefilled_tokens: int
     experts_ready: int  # of those that the answer's first tokens are expected to use
@@ -39,6 +43,7 @@ class Warmth:
     bytes_in_flight: int
     speculated_tokens: int  # of the answer, if Enter comes now
     saved_seconds: float  # spent on what is still good: what Enter would have to wait for otherwise
+    too_long: bool = False  # for the context, by far: nothing is done for it
 
 
 class Drafts:
@@ -56,8 +61,8 @@ class Drafts:
         self._open: dict[DraftId, DraftSession] = {}
         self._restless: dict[DraftId, DraftSession] = {}  # those for whom there is, or will be, something to do
         self._served: DraftSession | None = None  # whose work the engine has
-        self._scopes: Turns[str] = Turns()
-        self._turns: Turns[DraftId] = Turns()
+        self._reading = DraftTurns()
+        self._turns = DraftTurns()
         self._now = 0.0  # of the last `tend`
 
     def __len__(self) -> int:
@@ -74,25 +79,24 @@ class Drafts:
         prefix = self._prompts.begin(history)
         kept = self._engine.prefixes.shared(scope, prefix.ids) // CELL * CELL
         draft = DraftSession(
-            DraftId(next(self._ids)), scope, history, settings, batched, prefix, base=kept, computed=prefix.ids[:kept]
-        )
+            DraftId(next(self._ids)), scope, history, settings, batched, prefix, base=kept, computed=prefix.ids[:kept],
+            most_characters=_TOKEN_CHARACTERS * self._engine.max_context,
+        )  # fmt: skip
         self._open[draft.id] = self._restless[draft.id] = draft
         return draft.id
 
     def edit(self, draft_id: DraftId, edits: Sequence[DraftEdit]) -> None:
-        """What was typed. Raises RequestError at an edit that lies outside the text; those before it are done."""
+        """What was typed; many edits at once cost little more than one. Raises RequestError at an edit that lies
+        outside the text; those before it are done.
+        """
         draft = self._find(draft_id)
         before = draft.typed.version
-        kept = len(draft.prefix)
         try:
             for edit in edits:
-                kept = min(kept, draft.apply(edit))
+                draft.apply(edit)
         finally:
             if draft.typed.version != before:
-                self._restless[draft.id] = draft
-                self._worker.changed(draft, kept)
-                if self._foresight is not None:
-                    self._foresight.typed_in(draft)
+                self._follow(draft)
 
     def tend(self, now: float) -> None:
         """Notes what the engine has done, and gives it the next piece of work. Call it between steps and when idle."""
@@ -100,17 +104,14 @@ class Drafts:
         self._settle()
         if self._foresight is not None and not self._engine.answering:  # an answer's own prediction comes first
             self._foresight.look(now)
-        for draft in list(self._restless.values()):
-            if draft.prefix.behind:  # 512 characters of a paste
-                draft.prefix.advance()
+        if not self._engine.answering:
+            self._read()
         if self._served is not None:
             return
-        by_turn = sorted(self._restless.values(), key=lambda d: (self._scopes.rank(d.scope), self._turns.rank(d.id)))
-        for draft in by_turn:
+        for draft in sorted(self._restless.values(), key=self._turns.rank):
             if self._worker.start(draft, now):
                 self._served = draft
-                self._scopes.take(draft.scope)
-                self._turns.take(draft.id)
+                self._turns.take(draft)
                 return
             if not draft.prefix.behind and self._worker.begins(draft) is None:
                 del self._restless[draft.id]  # until it is typed in
@@ -133,9 +134,8 @@ class Drafts:
             self._settle()
         begun = None if draft.begun is None else self._engine.prepared(draft.begun.sequence)
         ready = Readiness(0, 0, 0) if self._foresight is None else self._foresight.readiness(draft)
-        tail = 0 if draft.prefix.behind else len(self._prompts.encode(draft.prefix.tail))
         return Warmth(
-            typed_tokens=len(draft.prefix) + tail,
+            typed_tokens=len(draft.prefix) + self._tail_tokens(draft),
             stable_tokens=len(draft.prefix),
             prefilled_tokens=len(draft.computed),
             experts_ready=ready.ready,
@@ -143,6 +143,7 @@ class Drafts:
             bytes_in_flight=ready.bytes_in_flight,
             speculated_tokens=0 if begun is None else begun.tokens,
             saved_seconds=sum(draft.seconds.values()) + (0.0 if begun is None else begun.seconds),
+            too_long=draft.too_long,
         )
 
     def submit(
@@ -176,6 +177,35 @@ class Drafts:
         self._forget(draft, sent=False)
 
     # --- inside
+
+    def _follow(self, draft: DraftSession) -> None:
+        """Its text has changed."""
+        if draft.too_long:
+            self._worker.abandon(draft)
+            self._restless.pop(draft.id, None)
+            return
+        self._restless[draft.id] = draft
+        self._worker.changed(draft, draft.follow())
+        if self._foresight is not None:
+            self._foresight.typed_in(draft)
+
+    def _read(self) -> None:
+        """Looks at the next 512 characters of one draft that has unread text: of a paste, say."""
+        draft = min((d for d in self._restless.values() if d.prefix.behind), key=self._reading.rank, default=None)
+        if draft is not None:
+            draft.prefix.advance()
+            self._reading.take(draft)
+
+    def _tail_tokens(self, draft: DraftSession) -> int:
+        if draft.too_long:
+            return 0
+        length = draft.prefix.tail_length
+        if draft.prefix.behind or length > _COUNTED_TAIL:
+            return length // _USUAL_CHARACTERS
+        seen = (draft.typed.version, len(draft.prefix))
+        if draft.counted is None or draft.counted[0] != seen:
+            draft.counted = seen, len(self._prompts.encode(draft.prefix.tail))
+        return draft.counted[1]
 
     def _settle(self) -> None:
         """Notes what the engine has done."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from steerpipe.core.config import EngineConfig
 from steerpipe.core.errors import ConfigError, InputError
 from steerpipe.core.protocols import ForwardTap
-from steerpipe.core.quality import OF_A_LAYER, Allowance, Dial, MissPolicy, QualityPlan, Substituted
+from steerpipe.core.quality import OF_A_LAYER, Allowance, Dial, MissPolicy, QualityPlan, Substituted, refuse_cpu
 from steerpipe.model.spec import ModelSpec
 from steerpipe.model.weights import ModelWeights
 from steerpipe.predict import files
@@ -20,7 +20,7 @@ from steerpipe.predict.proposals import CommittedRoutes
 from steerpipe.predict.routers import routers_of_weights
 from steerpipe.predict.shipped import for_model
 from steerpipe.runtime.prediction import geometry_of
-from steerpipe.runtime.quality_profile import load_profile, profile_of
+from steerpipe.runtime.quality_profile import QualityProfile, load_profile, profile_of
 from steerpipe.runtime.substitutes import Substitutes, best_ranks
 from steerpipe.store.reader import Pack
 from steerpipe.transfer.impatient import Impatient
@@ -71,33 +71,41 @@ def refuse_on_gpu(config: EngineConfig) -> None:
         )
 
 
-def choose(config: EngineConfig, spec: ModelSpec, folder: Path, identity: str) -> Chosen | None:
-    """The plan that was asked for by name, by policy or as a file; None: exact."""
-    asked = config.quality
-    if asked in (Dial.EXACT, MissPolicy.WAIT):
+def choose(config: EngineConfig, spec: ModelSpec, folder: Path, identity: str, *, device: str = "cpu") -> Chosen | None:
+    """The plan that was asked for by name, by policy or as a file; None: exact.
+
+    It does not ask where the experts will lie: a wrong choice is told also where nothing is ever missed.
+    """
+    if device == "cuda":
+        refuse_on_gpu(config)
+    named = config.quality_profile
+    profile = None if named is None else load_profile(Path(named), identity)  # read even where the answer is exact
+    asked, by_name = config.quality, config.quality in (*Dial, *MissPolicy)
+    if asked in (Dial.EXACT, MissPolicy.WAIT) or (by_name and not spec.moe_layers):
         return None
-    if len({spec.moe(layer).top_k for layer in spec.moe_layers}) != 1:
+    ranks = {spec.moe(layer).top_k for layer in spec.moe_layers}
+    if len(ranks) > 1:
         raise ConfigError("layers differ in how many experts a token uses", fix="use --quality exact")
-    if asked in list(MissPolicy):
-        layers, ranks = len(spec.moe_layers), spec.moe(spec.moe_layers[0]).top_k
-        return Chosen(asked, QualityPlan.uniform(MissPolicy(asked), layers, ranks))
-    if asked not in list(Dial):
-        return Chosen(asked, _read_plan(Path(asked), spec))
-    file = profile_of(folder) if config.quality_profile is None else Path(config.quality_profile)
-    if file is None:
+    shape = len(spec.moe_layers), max(ranks, default=0)
+    if asked in list(Dial):
+        setting = (profile or _profile_beside(folder, identity, asked)).setting(Dial(asked))
+        chosen = Chosen(asked, setting.plan, setting.allowance)
+    else:
+        chosen = Chosen(asked, QualityPlan.uniform(MissPolicy(asked), *shape) if by_name else _read_plan(Path(asked)))
+    if chosen.plan.shape != shape:
         raise ConfigError(
-            f"the quality {asked} needs a profile, and nobody has measured this model",
-            fix="steerpipe calibrate MODEL TEXTS, or --quality exact",
+            f"the plan of quality {asked} is for {chosen.plan.shape[0]} layers and {chosen.plan.shape[1]} ranks",
+            fix=f"this model has {shape[0]} layers with experts and {shape[1]} ranks",
         )
-    setting = load_profile(file, identity).setting(Dial(asked))
-    return Chosen(asked, setting.plan, setting.allowance)
+    refuse_cpu(chosen.plan.used)
+    return chosen
 
 
 def open_quality(
-    config: EngineConfig, spec: ModelSpec, weights: ModelWeights, folder: Path, pack: Pack, source: LadderSource
-) -> Quality | None:
+    chosen: Chosen | None, config: EngineConfig, spec: ModelSpec, weights: ModelWeights, folder: Path,
+    source: LadderSource,
+) -> Quality | None:  # fmt: skip
     """None: the engine is exact, and asks nobody."""
-    chosen = choose(config, spec, folder, identity_of(pack)) if spec.moe_layers else None
     if chosen is None:
         return None
     shelf = source.impatient()
@@ -164,15 +172,18 @@ def _commits(
     )
 
 
-def _read_plan(file: Path, spec: ModelSpec) -> QualityPlan:
+def _read_plan(file: Path) -> QualityPlan:
     try:
-        plan = QualityPlan.from_json(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as problem:
+        return QualityPlan.from_json(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError) as problem:
         raise InputError(f"{file} cannot be read as a quality plan: {problem}", fix="see docs/quality.md") from None
-    shape = (len(spec.moe_layers), spec.moe(spec.moe_layers[0]).top_k)
-    if (len(plan.policies), len(plan.policies[0])) != shape:
+
+
+def _profile_beside(folder: Path, identity: str, asked: str) -> QualityProfile:
+    file = profile_of(folder)
+    if file is None:
         raise ConfigError(
-            f"{file} is for {len(plan.policies)} layers and {len(plan.policies[0])} ranks",
-            fix=f"this model has {shape[0]} layers with experts and {shape[1]} ranks",
+            f"the quality {asked} needs a profile, and nobody has measured this model",
+            fix="steerpipe calibrate MODEL TEXTS, or --quality exact",
         )
-    return plan
+    return load_profile(file, identity)

@@ -90,23 +90,14 @@ class QualityProfile:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Self:
-        """KeyError, TypeError or ValueError: not a profile."""
-        settings = {
-            Dial(dial): Setting(
-                QualityPlan.from_json(each["plan"]),
-                Allowance(_table(each["costs"]), _table(each["mended"]), each["kl_per_token"]),
-                Loss(**each["loss"]),
-                Loss(**each["unmended"]),
-            )
-            for dial, each in raw["settings"].items()
-        }
-        measurements = tuple(
-            Measurement(str(parse_policy(m["policy"])), (m["layers"][0], m["layers"][1]), m["rank"], Loss(**m["loss"]))
-            for m in raw["measurements"]
-        )
+        """KeyError, TypeError, ValueError, OverflowError or ConfigError: not a profile."""
+        if not isinstance(raw["settings"], Mapping):
+            raise TypeError("its settings are no table")
+        settings = {Dial(dial): _setting(Dial(dial), each) for dial, each in raw["settings"].items()}
+        measurements = tuple(_measurement(each) for each in _list(raw["measurements"]))
         return cls(
-            raw["model"], raw["tokens"], raw["residency"], raw["exact_perplexity"], tuple(raw["drifting"]),
-            measurements, settings,
+            str(raw["model"]), _count(raw["tokens"]), _number(raw["residency"]), _number(raw["exact_perplexity"]),
+            tuple(_count(layer) for layer in _list(raw["drifting"])), measurements, settings,
         )  # fmt: skip
 
     def setting(self, dial: Dial) -> Setting:
@@ -130,14 +121,15 @@ def load_profile(file: Path, identity: str) -> QualityProfile:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{file} does not exist", fix="measure the model: steerpipe calibrate") from None
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         raise DamagedFileError(f"{file} cannot be read: {problem}", fix="measure again: steerpipe calibrate") from None
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
         raise InputError(f"{file} is no quality profile of schema {SCHEMA}", fix="measure again: steerpipe calibrate")
     try:
         profile = QualityProfile.from_json(raw)
-    except (KeyError, TypeError, ValueError, ConfigError) as problem:
-        raise DamagedFileError(f"{file} is damaged: {problem}", fix="measure again: steerpipe calibrate") from None
+    except (KeyError, TypeError, ValueError, OverflowError, ConfigError) as problem:
+        what = problem.what if isinstance(problem, ConfigError) else str(problem)
+        raise DamagedFileError(f"{file} is damaged: {what}", fix="measure again: steerpipe calibrate") from None
     if profile.model != identity:
         raise InputError(
             f"{file} was measured with {profile.model}, this model is {identity}",
@@ -151,12 +143,51 @@ def profile_of(folder: Path) -> Path | None:
     return next((place / FILE for place in folders_for(folder) if (place / FILE).is_file()), None)
 
 
+def _setting(dial: Dial, raw: Mapping[str, Any]) -> Setting:
+    plan = QualityPlan.from_json(raw["plan"])
+    costs, mended = _table(raw["costs"], plan.shape), _table(raw["mended"], plan.shape)
+    unbounded = dial is Dial.FAST and raw["kl_per_token"] is None
+    per_token = None if unbounded else _number(raw["kl_per_token"], least=0.0)
+    return Setting(plan, Allowance(costs, mended, per_token), _loss(raw["loss"]), _loss(raw["unmended"]))
+
+
+def _measurement(raw: Mapping[str, Any]) -> Measurement:
+    first, last = (_count(layer) for layer in _list(raw["layers"]))
+    rank = None if raw["rank"] is None else _count(raw["rank"])
+    return Measurement(str(parse_policy(raw["policy"])), (first, last), rank, _loss(raw["loss"]))
+
+
 def _rows(table: Sequence[Sequence[float]]) -> list[list[float]]:
     return [[_rounded(value) for value in row] for row in table]
 
 
-def _table(raw: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(float(value) for value in row) for row in raw)
+def _table(raw: object, shape: tuple[int, int]) -> tuple[tuple[float, ...], ...]:
+    table = tuple(tuple(_number(value, least=0.0) for value in _list(row)) for row in _list(raw))
+    if len(table) != shape[0] or {len(row) for row in table} != {shape[1]}:
+        raise ValueError(f"costs that are not {shape[0]} layers of {shape[1]} ranks, as its plan is")
+    return table
+
+
+def _loss(raw: Mapping[str, Any]) -> Loss:
+    return Loss(**{name: _number(value) for name, value in dict(raw).items()})
+
+
+def _list(raw: object) -> list[Any]:
+    if not isinstance(raw, list):
+        raise TypeError(f"{raw!r:.40} where a list belongs")
+    return raw
+
+
+def _count(raw: object) -> int:
+    if type(raw) is not int or raw < 0:
+        raise ValueError(f"{raw!r:.40} where a whole number belongs")
+    return raw
+
+
+def _number(raw: object, *, least: float = -math.inf) -> float:
+    if not isinstance(raw, int | float) or isinstance(raw, bool) or not math.isfinite(raw) or raw < least:
+        raise ValueError(f"{raw!r:.40} where a finite number belongs" + ", 0 or more" * (least == 0))
+    return float(raw)
 
 
 def _loss_json(loss: Loss) -> dict[str, float]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from steerpipe.core.errors import ConfigError
 from steerpipe.core.ids import ExpertId, SequenceId
 from steerpipe.core.protocols import ExpertWeights
-from steerpipe.core.quality import OF_A_LAYER, Allowance, MissPolicy, QualityPlan
+from steerpipe.core.quality import OF_A_LAYER, Allowance, MissPolicy, QualityPlan, refuse_cpu
 from steerpipe.model.misses import Settled
 from steerpipe.model.moe import Route, StandIns, expert_ffn
 from steerpipe.runtime.quality_accounts import Accounts
@@ -80,10 +80,7 @@ class Substitutes:
         `allowance`: where a layer's substitutions would cost more than is left of it, the layer waits.
         `in_prompts`: prompts are substituted as well, which only a measurement wants.
         """
-        if MissPolicy.CPU in plan.used:
-            raise ConfigError(
-                "the policy cpu without a GPU: experts are computed where they lie anyway", fix="use wait"
-            )
+        refuse_cpu(plan.used)
         if defaults is None and plan.used & {MissPolicy.SURROGATE, MissPolicy.PATCH}:
             raise ConfigError("surrogate and patch need default vectors", fix="measure them with `steerpipe calibrate`")
         assert proposals is not None or not plan.used & set(OF_A_LAYER), "commit needs somebody who proposes"

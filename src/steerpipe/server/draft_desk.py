@@ -7,6 +7,7 @@ from contextlib import suppress
 from steerpipe.core.errors import RequestError
 from steerpipe.core.ids import SequenceId
 from steerpipe.engine.request import Request
+from steerpipe.intake.edits import DraftEdit
 from steerpipe.runtime.draft_session import DraftId
 from steerpipe.runtime.drafts import Warmth
 from steerpipe.runtime.pipeline import Pipeline
@@ -23,6 +24,7 @@ class DraftDesk:
         self._drafts = pipe.drafts()
         self._ids: dict[DraftName, DraftId] = {}
         self._told: dict[DraftName, Warmth] = {}
+        self._typed: dict[DraftName, list[DraftEdit]] = {}  # what came, and has not been looked at; first come first
         self._stirred = False  # something may have changed since the last news
         self._last = 0.0  # when they were told
 
@@ -37,7 +39,7 @@ class DraftDesk:
         elif own is None:
             return  # of an engine that is gone
         elif isinstance(message, EditDraft):
-            self._drafts.edit(own, message.edits)
+            self._typed.setdefault(message.name, []).extend(message.edits)
         else:
             self._forget(message.name)
             self._drafts.close(own)
@@ -47,6 +49,7 @@ class DraftDesk:
         own = self._ids.get(name)
         if own is None:
             return self._engine.submit(request)
+        self._drafts.edit(own, self._typed.pop(name, ()))
         self._forget(name)
         try:
             return self._drafts.submit(own, settings=request.settings, batched=request.batched)
@@ -55,12 +58,20 @@ class DraftDesk:
             raise
 
     def tend(self) -> None:
-        """Between steps: gives the engine background work, if there is any."""
+        """Between steps: looks at what was typed in one draft, and gives the engine background work, if there is any.
+
+        However much one types, it is one look for each step of the engine.
+        """
+        name = next(iter(self._typed), None)
+        if name is not None:
+            self._drafts.edit(self._ids[name], self._typed.pop(name))
         if self._ids:
             self._drafts.tend(time.monotonic())
 
     def patience(self) -> float | None:
         """For how many seconds an idle engine may wait for messages; None: for ever."""
+        if self._typed:
+            return 0.0
         wakes = [self._drafts.next_wake(), self._last + _NEWS_SECONDS if self._stirred else None]
         times = [wake for wake in wakes if wake is not None]
         return max(0.0, min(times) - time.monotonic()) if times else None
@@ -84,3 +95,4 @@ class DraftDesk:
     def _forget(self, name: DraftName) -> None:
         del self._ids[name]
         self._told.pop(name, None)
+        self._typed.pop(name, None)

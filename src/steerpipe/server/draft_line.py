@@ -29,6 +29,8 @@ from steerpipe.server.service import Service
 EXPIRE_SECONDS = 300.0  # without a key a draft is given up
 KEY_SECONDS = 30.0  # for the first message, where it has to show a key
 MOST_FAULTS = 100  # messages that make no sense; then the line is closed
+MOST_UNREAD = 4096  # messages that wait for a client to read them; then too
+_CLOSE_SECONDS = 1.0  # for a line that is closed
 
 
 class DraftLine:
@@ -38,7 +40,8 @@ class DraftLine:
         self.scope: str = socket.state.user or ""  # empty until a key was given
         self._socket = socket
         self._service = service
-        self._outgoing: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[dict[str, Any]] = asyncio.Queue(MOST_UNREAD)
+        self._patience = asyncio.timeout(None)  # ends when the client has not read for too long
         self._faults = 0
         self._name: DraftName | None = None
         self._body: ChatRequest | None = None
@@ -49,22 +52,28 @@ class DraftLine:
         self._answer: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Until the client leaves, or makes no sense."""
+        """Until the client leaves, makes no sense, or does not read."""
         await self._socket.accept()
         writing = asyncio.create_task(self._write())
         try:
-            while self._faults < MOST_FAULTS:
-                try:
-                    await self._obey(await self._next())
-                except ApiError as error:
-                    self._faults += 1
-                    self._say("error", error.body())
+            async with self._patience:
+                await self._listen()
             await self._end("too many messages that make no sense")
         except WebSocketDisconnect:
             return
+        except TimeoutError:
+            await self._end("what is said on the line is not read")
         finally:
             self._close()
             await _cancelled(self._answer, writing)
+
+    async def _listen(self) -> None:
+        while self._faults < MOST_FAULTS:
+            try:
+                await self._obey(await self._next())
+            except ApiError as error:
+                self._faults += 1
+                self._say("error", error.body())
 
     # --- as a Typist
 
@@ -151,7 +160,7 @@ class DraftLine:
         if self._answer is not None and not self._answer.done():
             raise ApiError(409, "an answer is under way on this line; stop it, or wait for its end")
         if text is not None and text != self._typed.text:
-            self._edit((replace(0, len(self._typed), text, time.monotonic()),))
+            self._edit((_rewritten(len(self._typed), text),))
         assert self._body is not None, "a draft is opened with it"
         turns = [*self._body.messages[:-1], self._body.messages[-1].model_copy(update={"content": self._typed.text})]
         body = self._body.model_copy(update={"messages": turns})
@@ -193,14 +202,21 @@ class DraftLine:
 
     async def _end(self, why: str) -> None:
         """The line is closed, after what was said on it so far."""
-        await self._outgoing.join()
-        with suppress(RuntimeError, OSError):  # it is gone already
-            await self._socket.close(1008, why)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._outgoing.join()
+        with suppress(RuntimeError, OSError):  # it is gone already, or does not read; OSError has TimeoutError in it
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._socket.close(1008, why)
 
     # --- what it hears
 
     def _say(self, kind: str, content: dict[str, Any]) -> None:
-        self._outgoing.put_nowait({"type": kind} | content)
+        try:
+            self._outgoing.put_nowait({"type": kind} | content)
+        except asyncio.QueueFull:
+            with suppress(RuntimeError):  # it ends already
+                self._patience.reschedule(0.0)
 
     async def _write(self) -> None:
         while True:
@@ -216,6 +232,14 @@ class DraftLine:
 def warmth_json(warmth: Warmth) -> dict[str, Any]:
     found = asdict(warmth)
     return found | {"saved_ms": round(found.pop("saved_seconds") * 1e3, 3)}
+
+
+def _rewritten(length: int, text: str) -> DraftEdit:
+    """All of a text becomes another. Raises ApiError."""
+    try:
+        return replace(0, length, text, time.monotonic())
+    except RequestError as error:
+        raise api_error(error, param="text") from None
 
 
 def _streamed(body: ChatRequest) -> ChatRequest:

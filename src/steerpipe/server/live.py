@@ -1,12 +1,12 @@
 """What a page that is looked at shows: frames of the engine's state, at most ten a second, made once for everybody."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from steerpipe.runtime.view import count_places
+from steerpipe.runtime.view import USED, count_places
 from steerpipe.server.engine_link import EngineLink
 from steerpipe.server.events import event
 from steerpipe.server.faults import ApiError
@@ -16,14 +16,17 @@ from steerpipe.server.outcomes import experts_json
 FRAME_SECONDS = 0.1
 MOST_VIEWERS = 64
 _QUIET_SECONDS = 15.0  # after so long without news a comment says that the line is alive
+_UNUSED = str.maketrans({str(place + USED): str(place) for place in range(USED)})
 _ALIVE = b": nothing new\n\n"
 
 
 class Gallery:
     """Those who look. The engine is asked only while there are any, and one question serves all. On the event loop."""
 
-    def __init__(self, link: EngineLink) -> None:
+    def __init__(self, link: EngineLink, shared: Callable[[], bool]) -> None:
+        """`shared`: several users look, and what one asks is not to be read from the experts that were used."""
         self._link = link
+        self._shared = shared
         self._viewers = 0
         self._looking: asyncio.Task[None] | None = None
         self._news = asyncio.Condition()
@@ -65,8 +68,9 @@ class Gallery:
 
     async def _look(self) -> None:
         while not self._closed:
-            observed = await self._link.observe(watching=True)
-            frame = frame_json(self._link, observed)
+            shared = self._shared()
+            observed = await self._link.observe(watching=not shared)
+            frame = frame_json(self._link, observed, used=not shared)
             async with self._news:
                 if frame != self._frame:
                     self._frame, self._number = frame, self._number + 1
@@ -76,15 +80,18 @@ class Gallery:
             self._news.notify_all()
 
 
-def frame_json(link: EngineLink, observed: Observed | None) -> dict[str, Any]:
-    """Everything counts from the engine's start, as in `/metrics`; without an engine only its state is told."""
+def frame_json(link: EngineLink, observed: Observed | None, *, used: bool) -> dict[str, Any]:
+    """Everything counts from the engine's start, as in `/metrics`; without an engine only its state is told.
+
+    `used`: the map tells which experts the last step used.
+    """
     done, total = link.loaded_bytes
     head: dict[str, Any] = {"state": link.state.value, "loaded": done / total if total else 0.0}
     if observed is None:
         return head
     counters, prediction = observed.experts, observed.prediction
     return head | {
-        "map": observed.map,
+        "map": observed.map if used else tuple(row.translate(_UNUSED) for row in observed.map),
         "places": count_places(observed.map),
         "experts": experts_json(counters),
         "compute_seconds": observed.times.compute_seconds,

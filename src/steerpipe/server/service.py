@@ -34,7 +34,7 @@ class Service:
         self.settings = settings
         self.link = link
         self.metrics = Metrics()
-        self.gallery = Gallery(link)
+        self.gallery = Gallery(link, lambda: len(self.settings.api_keys) > 1)
         self.drafts = DraftRoom(link)
         self.started = int(time.time())
         self.stopping = False

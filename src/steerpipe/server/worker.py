@@ -1,4 +1,7 @@
-"""The engine process: takes messages between steps, and never waits for HTTP, tokenising or a slow client."""
+"""The engine process: takes messages between steps, and never waits for HTTP or a slow client.
+
+Requests come as tokens; only drafts are tokenised here, a little at a time.
+"""
 
 import gc
 import signal
@@ -42,6 +45,7 @@ from steerpipe.server.onlooker import Onlooker
 from steerpipe.transfer.counters import LadderCounters
 
 _PROGRESS_SECONDS = 0.2  # between two messages about loading
+_MOST_TAKEN = 64  # messages and edits between two steps: nobody's typing holds up an answer
 
 
 def run_engine(connection: Connection, model: str | None, config: EngineConfig) -> None:
@@ -98,11 +102,13 @@ class EngineLoop:
                 self._connection.poll(self._desk.patience())
             before = self._clock()
             told: list[Told | Ended | Failed] = []
-            while self._connection.poll(0):
+            taken = 0
+            while taken < _MOST_TAKEN and self._connection.poll(0):
                 message: ToEngine = self._connection.recv()
                 if isinstance(message, Stop):
                     return
                 told += self._obey(message)
+                taken += 1 + (len(message.edits) if isinstance(message, EditDraft) else 0)
             self._desk.tend()
             stepped = not self._engine.idle
             told += [word for event in self._engine.step() for word in self._words(event)]
@@ -151,7 +157,9 @@ class EngineLoop:
         return []
 
     def _words(self, event: Event) -> list[Told | Ended | Failed]:
-        ticket = self._tickets[event.sequence]
+        ticket = self._tickets.get(event.sequence)
+        if ticket is None:  # cancelled
+            return []
         if isinstance(event, SequenceFailed):
             self._forget(event.sequence)
             return [Failed(ticket, failure_of(event.error))]

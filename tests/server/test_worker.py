@@ -1,0 +1,97 @@
+"""The engine's loop on a pipe that tests fill: what comes in one go, and how much is taken between two steps."""
+
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import cast
+
+import pytest
+
+from steerpipe.core.sampling import SamplingSettings
+from steerpipe.engine.request import Request
+from steerpipe.engine.tokenizer import ChatMessage
+from steerpipe.intake.edits import insert
+from steerpipe.runtime.pipeline import Pipeline
+from steerpipe.server.messages import (
+    Cancel,
+    DraftName,
+    EditDraft,
+    Ended,
+    FromEngine,
+    OpenDraft,
+    Stepped,
+    Stop,
+    Submit,
+    Ticket,
+    ToEngine,
+    Warmed,
+)
+from steerpipe.server.worker import EngineLoop
+from tests.server.running import LIMIT_SECONDS
+
+GREEDY = SamplingSettings(temperature=0.0, max_tokens=12)
+TEXT = "Can you tell me what the capital of France is?"
+DRAFT = DraftName(0)
+OPEN = OpenDraft(DRAFT, "a", (), GREEDY, False)
+
+
+class Front:
+    """The server's end of the pipe, on the engine's thread: `answer` says more when the engine says something."""
+
+    def __init__(self, *said: ToEngine, answer: Callable[[FromEngine, "Front"], list[ToEngine]]) -> None:
+        self.waiting = list(said)
+        self._answer = answer
+        self._until = time.monotonic() + LIMIT_SECONDS
+
+    def poll(self, seconds: float | None) -> bool:
+        assert time.monotonic() < self._until, "it never ends"
+        if not self.waiting and seconds != 0:
+            time.sleep(0.001)
+        return bool(self.waiting)
+
+    def recv(self) -> ToEngine:
+        return self.waiting.pop(0)
+
+    def send(self, message: FromEngine) -> None:
+        self.waiting += self._answer(message, self)
+
+
+@pytest.fixture(scope="module")
+def pipe() -> Iterator[Pipeline]:
+    with Pipeline(dtype="float32", threads=1, predict="off", profile=False, max_context=1024) as pipe:
+        yield pipe
+
+
+def request(pipe: Pipeline) -> Request:
+    return Request(pipe.encode([ChatMessage("user", TEXT)]), GREEDY, scope="a", continues=False)
+
+
+def test_an_answer_that_was_begun_may_be_asked_for_and_cancelled_in_one_go(pipe: Pipeline) -> None:
+    told: list[Ticket] = []
+
+    def answer(message: FromEngine, _: Front) -> list[ToEngine]:
+        if isinstance(message, Warmed) and message.warmth.speculated_tokens == 8:
+            return [Submit(Ticket(0), request(pipe), DRAFT), Cancel(Ticket(0)), Submit(Ticket(1), request(pipe))]
+        words = message.told if isinstance(message, Stepped) else ()
+        told.extend(word.ticket for word in words)
+        return [Stop() for word in words if isinstance(word, Ended)]
+
+    front = Front(OPEN, EditDraft(DRAFT, (insert(0, TEXT, 0.0),)), answer=answer)
+    EngineLoop(pipe, cast("Connection", front)).run()
+    assert set(told) == {Ticket(1)}
+    assert pipe.engine.idle
+
+
+def test_an_answer_goes_on_while_somebody_floods_a_draft(pipe: Pipeline) -> None:
+    waited: list[int] = []
+
+    def answer(message: FromEngine, front: Front) -> list[ToEngine]:
+        words = message.told if isinstance(message, Stepped) else ()
+        waited.extend(len(front.waiting) for _ in words)
+        return [Stop() for word in words if isinstance(word, Ended)]
+
+    flood = [EditDraft(DRAFT, (insert(0, "a ", 0.0),) * 3)] * 400
+    front = Front(Submit(Ticket(0), request(pipe)), OPEN, *flood, answer=answer)
+    EngineLoop(pipe, cast("Connection", front)).run()
+    assert waited[0] > 350, "the first token did not wait for all edits"
+    assert waited[-1] < waited[0], "nor do the edits wait for the whole answer"
