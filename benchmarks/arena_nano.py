@@ -10,7 +10,8 @@ results.json, whose microseconds (a GPU and a quiet CPU) then stand in the table
 import argparse
 import json
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,25 @@ from steerpipe.arena.lineup import saved_entries, shipped_reuse, usual_entries
 from steerpipe.arena.machines import stated_machines
 from steerpipe.arena.page import write_page
 from steerpipe.arena.plots import draw_all
-from steerpipe.arena.results import ArenaResult
+from steerpipe.arena.results import ArenaResult, EntryResult
+from steerpipe.arena.rows import TextTable, amdahl_table, cost_table, metrics_table, summary_table, worth_table
 from steerpipe.arena.timing import Timing
 from steerpipe.predict.records import TracedSequence, pack_traces
+from steerpipe.predict.trajectory import Trajectory
 from steerpipe.runtime.models import find_model
 from steerpipe.trace.live import TokenSequence, read_geometry, trace_texts
 from steerpipe.train.material import Material
 from steerpipe.train.models import routers_of_model
+from steerpipe.transfer.replay_report import ReplayReport
 
 HORIZONS = (0, 1, 2, 3)
 TEXT_TOKENS = 1_600_000  # as train_predictors reads them
 LONGEST = 160
+PICTURED = {
+    "head", "head, pre-attention", "lookahead", "lookahead + defaults + shared", "estimator", "hybrid", "blend",
+    "affinity", "transition", "previous", "frequency", "lstm (layers)",
+    "mlp (both), layer 12 alone", "transformer (both), layer 12 alone",
+}  # fmt: skip
 
 
 def traced(model: PreTrainedModel, sequences: list[TokenSequence], tokens: int) -> list[TracedSequence]:
@@ -61,6 +70,83 @@ def with_timings(result: ArenaResult, entries: list[Entry], results: dict[str, A
         timed.append(replace(found, cpu=cpu, gpu=gpu))
     machine = f"{results['run']['device']} and one core of its host"
     return replace(result, setting=replace(result.setting, machine=machine), entries=tuple(timed))
+
+
+def brief(result: ArenaResult) -> dict[str, Any]:
+    """What tables and docs are made of, in three digits, without what can be computed from the rest."""
+    return {
+        "setting": asdict(result.setting),
+        "entries": [_brief_entry(entry) for entry in result.entries],
+        "worth_tokens": result.worth_tokens,
+        "worth_columns": list(WORTH),
+        "worth": {
+            each.machine.name: {
+                run.name: [read(run) for read in WORTH.values()]
+                for run in (*each.baselines, *each.entries, *each.with_reuse)
+            }
+            for each in result.worth
+        },
+    }
+
+
+WORTH: dict[str, Callable[[ReplayReport], float]] = {
+    "tpot_ms": lambda run: round(1e3 * run.tpot_mean_seconds, 2),
+    "p95_ms": lambda run: round(1e3 * run.tpot_p95_seconds, 2),
+    "stall_ms": lambda run: round(1e3 * run.stall_seconds_per_token, 2),
+    "hit": lambda run: _short(run.hits / (run.hits + run.late + run.misses)),
+    "late": lambda run: _short(run.late / (run.hits + run.late + run.misses)),
+    "megabytes": lambda run: _short((run.demand_bytes_per_token + run.guess_bytes_per_token) / 1e6),
+    "used": lambda run: _short(run.guess_precision),
+}
+
+
+def _brief_entry(entry: EntryResult) -> dict[str, Any]:
+    said = {key: getattr(entry, key) for key in ("name", "origin", "parameters", "multiply_adds", "refused")}
+    training = entry.training
+    horizons = {
+        each.horizon: {
+            **{key: _short(value) for key, value in asdict(each.overall).items() if key not in ("decisions", "missed")},
+            "recall_by_layer": [None if layer is None else _short(layer.recall) for layer in each.layers],
+        }
+        for each in entry.horizons
+    }
+    return said | {
+        "role": entry.role.value,
+        "train": None if training is None else [training.tokens, training.seconds, training.device],
+        "cpu_us": None if entry.cpu is None else round(entry.cpu.eager_microseconds),
+        "gpu_us": None if entry.gpu is None else round(entry.gpu.graph_microseconds or entry.gpu.eager_microseconds),
+        "horizons": horizons,
+    }
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_short(each) for each in value]
+    return float(f"{value:.3g}") if isinstance(value, float) else value
+
+
+def tables(result: ArenaResult) -> str:
+    """For docs/arena.md."""
+    quarter = [each for each in result.worth if each.machine.residency == 0.25]
+    made = [metrics_table(result), cost_table(result)]
+    if quarter:
+        made += [summary_table(quarter), *(worth_table(each, result.worth_tokens) for each in quarter[1:2])]
+        made.append(amdahl_table(result))
+    return "\n".join(_markdown(table) for table in made)
+
+
+def _markdown(table: TextTable) -> str:
+    ruler = "|---|" + "---:|" * (len(table.headings) - 1)
+    rows = [f"| {' | '.join(row)} |" for row in (table.headings, *table.rows)]
+    return "\n".join([f"{table.title}. {table.caption}.", "", rows[0], ruler, *rows[1:], ""])
+
+
+def shown(result: ArenaResult) -> ArenaResult:
+    """With the entries that a picture has room for."""
+    names = {entry.name for entry in result.entries if entry.name in PICTURED or entry.role is not Role.CONTESTANT}
+    worth = [replace(each, entries=tuple(run for run in each.entries if run.name in names)) for each in result.worth]
+    entries = tuple(entry for entry in result.entries if entry.name in names)
+    return replace(result, entries=entries, worth=tuple(worth))
 
 
 def main() -> None:
@@ -90,8 +176,8 @@ def main() -> None:
     material = Material(pack_traces(train, geometry), len(train), int(model.config.vocab_size))
     pack = find_model(None)
     files = [file for file in sorted(options.predictors.rglob("*.safetensors")) if file.parent.name != "shipped"]
-    entries: list[Entry] = saved_entries(files, pack, routers, HORIZONS, "cpu", test)
-    entries += [_at_one(each) for each in usual_entries(material, HORIZONS, "nano") if each.role is not Role.CONTESTANT]
+    entries = [_named(each) for each in saved_entries(files, pack, routers, HORIZONS, "cpu", test)]
+    entries += [_bound_at_one(each) for each in usual_entries(material, HORIZONS, "nano") if not _competes(each)]
     machines = stated_machines() if options.replay_tokens else []
     measured = Options(
         machines=machines, worth_tokens=options.replay_tokens, jobs=options.jobs,
@@ -105,17 +191,30 @@ def main() -> None:
     log("done")
 
 
-def _at_one(entry: Entry) -> Entry:
-    """Bounds and control score the same at every horizon: once is enough."""
-    return replace(entry, by_horizon={1: entry.by_horizon[1]})
+def _named(entry: Entry) -> Entry:
+    """A history network that was trained for one layer says so."""
+    targets = {d.target for each in entry.predictors if isinstance(each, Trajectory) for d in each.decisions}
+    if len(targets) != 1:
+        return entry
+    return replace(entry, name=f"{entry.predictors[0].name}, layer {targets.pop()} alone")
+
+
+def _competes(entry: Entry) -> bool:
+    return entry.role is Role.CONTESTANT
+
+
+def _bound_at_one(entry: Entry) -> Entry:
+    """Bounds score the same at every horizon: once is enough."""
+    return replace(entry, by_horizon={1: entry.by_horizon[1]}) if entry.role is Role.BOUND else entry
 
 
 def write(result: ArenaResult, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    pictures = draw_all(result)
+    pictures = draw_all(shown(result))
     for name, svg in pictures.items():
-        (out / f"{name}.svg").write_text(svg, encoding="utf-8")
-    (out / "arena.json").write_text(json.dumps(result.as_json()) + "\n", encoding="utf-8")
+        (out / f"arena-{name}.svg").write_text(svg, encoding="utf-8")
+    (out / "nano.json").write_text(json.dumps(brief(result), separators=(",", ":")) + "\n", encoding="utf-8")
+    (out / "tables.md").write_text(tables(result), encoding="utf-8")
     (out / "arena.html").write_text(write_page(result, pictures), encoding="utf-8")
 
 

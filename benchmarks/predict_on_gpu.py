@@ -10,9 +10,7 @@ where it says "direct". Link utilisation is bytes moved over the link's measured
 """
 
 import argparse
-import json
 import statistics
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -22,9 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.predict_parts import Log, missing
 from benchmarks.predict_rows import ROWS, Rates, Row
 from steerpipe.bench.budgets import Ladder
-from steerpipe.bench.forecasts import ForecastFile, read_forecasts
+from steerpipe.bench.forecasts import NAMED, ForecastFile, read_forecasts
 from steerpipe.bench.prediction import ToldReuse, belady, made_up_forecaster, made_up_transformers, spoken
 from steerpipe.bench.residents import ResidentBlocks
 from steerpipe.bench.rig import Rig
@@ -95,7 +94,16 @@ class Bench:
                 misses.append(found["misses"] / layers)
         block, base = np.polyfit(misses[1:], spent[1:], 1)
         extra = float(base) - spent[0]
-        return Rates(spent[0], max(0.0, -extra), max(0.0, extra), float(block))
+        return Rates(spent[0], max(0.0, -extra), max(0.0, extra), float(block), self.tapped() - spent[0])
+
+    def tapped(self) -> float:
+        """Seconds of a layer that hits while heads look one and two layers ahead and name nobody."""
+        layers, routing = self.shape.layers, missing(self.shape, 0, SETTLE + STEPS)
+        with self.open(3 * layers * self.shape.moe.top_k) as source:
+            nobody = np.zeros((len(routing.ids), layers, 2, NAMED), dtype=np.int32)
+            self.rig.predict(made_up_forecaster(self.shape, "heads", 2, torch.bfloat16, self.device), nobody)
+            steps, _ = self.steps(source, routing, SETTLE, STEPS)
+        return statistics.median(steps) / layers
 
     def resident(self) -> float:
         """Seconds of a step with all experts on the device."""
@@ -168,23 +176,16 @@ class Bench:
         return found
 
 
-def missing(shape: Shape, new: int, tokens: int) -> Routing:
-    """The last `new` of each layer's experts go round all that are not always chosen; the others stay."""
-    kept = shape.moe.top_k - new
-    round_ = np.arange(tokens)[:, None, None] * new + 7 * np.arange(shape.layers)[None, :, None] + np.arange(new)
-    moving = kept + round_ % (shape.moe.experts - kept)  # [T, L, new]
-    staying = np.broadcast_to(np.arange(kept), (tokens, shape.layers, kept))
-    return Routing(f"{new} new", np.concatenate([staying, moving], axis=2))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--forecasts", type=Path, required=True)
     parser.add_argument("--shape", default="qwen1.5-moe")
     parser.add_argument("--format", default="int4", help="bf16, int8 or int4")
     parser.add_argument("--shares", default="0.125,0.25,0.5")
-    parser.add_argument("--rows", default="", help="numbers of rows, divided by commas; default: all")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rows", default=",".join(map(str, range(len(ROWS)))), help="numbers of rows, by commas")
+    parser.add_argument("--rounds", type=int, default=0, help="of the rows below, one after the other")
+    parser.add_argument("--round-rows", default="1,10,15,11", help="LFRU, always wrong, LFRU again, chance")
+    parser.add_argument("--round-shares", default="0.25,0.5")
     parser.add_argument("--warmup", type=int, default=48)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--chunks", default="1024x2", help="KiB of a guess at once x how many on the stream")
@@ -193,42 +194,42 @@ def main() -> None:
     form = parse_expert_format(given.format)
     assert form is not None, "a benchmark has no native format"
     shape = make_shape(given.shape, form, 1024)
-    measure(Bench(shape, read_forecasts(given.forecasts, shape.moe.experts), given))
+    log = Log(
+        given.json, format=given.format, tokens=given.tokens, warmup=given.warmup, block_bytes=shape.layout.block_bytes
+    )  # fmt: skip
+    measure(Bench(shape, read_forecasts(given.forecasts, shape.moe.experts), given), log)
 
 
-def measure(bench: Bench) -> None:
-    """Rates, the seeds' comparison, then rows in rounds; what is known so far is kept after each."""
-    given, begin = bench.given, time.perf_counter()
+def measure(bench: Bench, log: Log) -> None:
+    """Resident steps, rates, the seeds' comparison, then rows: all once, then some against each other in rounds."""
+    given = bench.given
     chunks = [tuple(map(int, each.split("x"))) for each in given.chunks.split(",")]
     given.chunk, given.window = chunks[0]
+    log.add("link", bench.link)
     bench.resident()  # clocks and caches are warm afterwards
-    resident, rates = bench.resident(), bench.rates()
-    found: dict[str, Any] = {
-        "format": given.format, "tokens": given.tokens, "warmup": given.warmup, "link": bench.link,
-        "block_bytes": bench.shape.layout.block_bytes, "resident_ms": resident * 1e3, "rates": asdict(rates),
-        "no_cache": [bench.no_cache() for _ in range(given.rounds)], "chunks": [], "lines": [],
-    }  # fmt: skip
-    print(json.dumps(found), flush=True)
+    log.add("resident_ms", bench.resident() * 1e3)
+    log.add("rates", asdict(bench.rates()))
+    log.add("no_cache", bench.no_cache())
     for chunk, window in chunks if len(chunks) > 1 else []:
         given.chunk, given.window = chunk, window
         spent = [bench.live(ROWS[4], 0.25)["live_ms"] for _ in range(2)]
-        found["chunks"].append({"kib": chunk, "window": window, "live_ms": spent})
-        print(found["chunks"][-1], flush=True)
-    if found["chunks"]:
-        best = min(found["chunks"], key=lambda each: statistics.fmean(each["live_ms"]))
-        given.chunk, given.window = best["kib"], best["window"]
-    rows = [ROWS[int(number)] for number in given.rows.split(",")] if given.rows else ROWS
+        log.add(f"chunks of {chunk} KiB x {window}", spent)
+    given.chunk, given.window = chunks[0]
+    for share in shares_of(given.shares):
+        for row in rows_of(given.rows):
+            log.add_line({"row": row.name, "share": share, "round": 0} | bench.live(row, share))
     for number in range(given.rounds):
-        for share in [float(each) for each in given.shares.split(",")]:
-            for row in rows:
-                line = {"row": row.name, "share": share, "round": number} | bench.live(row, share)
-                found["lines"].append(line)
-                print(
-                    f"{share:5.1%} {row.name:40} {line['live_ms']:7.3f} ms, link {line['link_utilisation']:.2f}, "
-                    f"misses {line['misses']:.1f}, late {line['late']:.1f}, cut {line['cut_mb']:.1f} MB", flush=True,
-                )  # fmt: skip
-            given.json.write_text(json.dumps(found, indent=1) + "\n")
-    print(f"{time.perf_counter() - begin:.0f} s", flush=True)
+        for share in shares_of(given.round_shares):
+            for row in rows_of(given.round_rows):
+                log.add_line({"row": row.name, "share": share, "round": 1 + number} | bench.live(row, share))
+
+
+def rows_of(numbers: str) -> list[Row]:
+    return [ROWS[int(number)] for number in numbers.split(",")]
+
+
+def shares_of(given: str) -> list[float]:
+    return [float(each) for each in given.split(",")]
 
 
 if __name__ == "__main__":

@@ -7,12 +7,14 @@ import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from steerpipe.bench.forecasts import read_forecasts
+from steerpipe.bench.forecasts import ForecastFile, read_forecasts
 from steerpipe.store.policies import HALF_LIFE_TOKENS
 from steerpipe.transfer.machine import Machine, slots_of_share
 from steerpipe.transfer.recorded import Recording
 from steerpipe.transfer.replay import replay
+from steerpipe.transfer.replay_report import ReplayReport
 
 
 @dataclass(frozen=True)
@@ -29,12 +31,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Rates:
-    """Seconds: a layer that hits, what of it goes on beside a miss, what a layer adds that misses any, a block."""
+    """Seconds: a layer that hits, what of it goes on beside a miss, what a layer adds that misses any, a block.
+
+    `tap`: what heads at every router add to a layer that hits.
+    """
 
     layer: float
     beside: float
     ask: float
     block: float
+    tap: float = 0.0
 
 
 ROWS = (
@@ -68,19 +74,32 @@ def fill_in(given: argparse.Namespace) -> None:
     found["replayed"] = []
     for name, share in dict.fromkeys((line["row"], line["share"]) for line in found["lines"]):
         row = by_name[name]
-        machine = Machine(
-            slots_of_share(share, recording.all_experts), found["block_bytes"], found["block_bytes"] / rates.block,
-            rates.layer - rates.beside, ask_seconds=rates.ask, beside_seconds=rates.beside,
+        slots = slots_of_share(share, recording.all_experts)
+        costs = (0.0, rates.tap) if row.said else (0.0,)  # of a predictor, on the device
+        report, *dearer = (one_row(row, slots, recording, file, rates, cost, found) for cost in costs)
+        line = {"row": name, "share": share} | report.as_json()
+        line["tpot_with_tap_seconds"] = (dearer or [report])[0].tpot_mean_seconds
+        found["replayed"].append(line)
+        print(
+            f"{share:5.1%} {name:40} {report.tpot_mean_seconds * 1e3:7.3f} ms, "
+            f"with its tap {line['tpot_with_tap_seconds'] * 1e3:7.3f}", flush=True,
         )  # fmt: skip
-        reuse = file.reuse if row.policy == "reuse" else None
-        report = replay(
-            recording, machine, row.policy, predictor=file.foresight(row.said, row.horizon) if row.said else None,
-            reuse=reuse, warmup_tokens=found["warmup"], name=name,
-            half_life_tokens=reuse.half_life_tokens if reuse else HALF_LIFE_TOKENS,
-        )  # fmt: skip
-        found["replayed"].append({"row": name, "share": share} | report.as_json())
-        print(f"{share:5.1%} {name:40} {report.tpot_mean_seconds * 1e3:7.3f} ms", flush=True)
     given.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def one_row(
+    row: Row, slots: int, recording: Recording, file: ForecastFile, rates: Rates, tap: float, found: dict[str, Any]
+) -> ReplayReport:
+    machine = Machine(
+        slots, found["block_bytes"], found["block_bytes"] / rates.block, rates.layer - rates.beside + tap,
+        ask_seconds=rates.ask, beside_seconds=rates.beside,
+    )  # fmt: skip
+    reuse = file.reuse if row.policy == "reuse" else None
+    return replay(
+        recording, machine, row.policy, predictor=file.foresight(row.said, row.horizon) if row.said else None,
+        reuse=reuse, warmup_tokens=found["warmup"], name=row.name,
+        half_life_tokens=reuse.half_life_tokens if reuse else HALF_LIFE_TOKENS,
+    )  # fmt: skip
 
 
 def main() -> None:

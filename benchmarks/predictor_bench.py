@@ -156,6 +156,35 @@ def merged(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return together | {"run": results[0]["run"]}
 
 
+def brief(results: dict[str, Any]) -> dict[str, Any]:
+    """What a note keeps: four digits, by layer the recall alone."""
+    entries = {key: _brief_entry(entry) for key, entry in results["predictors"].items()}
+    said: dict[str, Any] = _short(results | {"predictors": entries})
+    return said
+
+
+def _brief_entry(entry: dict[str, Any]) -> dict[str, Any]:
+    horizons = {
+        horizon: {"overall": _brief_metrics(found["overall"]), "recall_by_layer": found["recall_by_layer"]}
+        for horizon, found in entry["horizons"].items()
+    }
+    decisions = {decision: _brief_metrics(found) for decision, found in entry["decisions"].items()}
+    return {key: value for key, value in (entry | {"horizons": horizons, "decisions": decisions}).items() if value}
+
+
+def _brief_metrics(metrics: dict[str, Any]) -> dict[str, Any]:
+    left_out = ("decisions", "missed", "recall_on_misses")  # no cache is followed here
+    return {key: value for key, value in metrics.items() if key not in left_out}
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {key: _short(each) for key, each in value.items()}
+    return [_short(each) for each in value] if isinstance(value, list) else value
+
+
 def _last(whole: Material, first: int) -> Material:
     """The rows that come after the first ones, numbered anew."""
     trace = whole.trace

@@ -16,7 +16,7 @@ SEED = Decision(target=12, horizon=2)  # the setting of the seed's table 1
 ROWS, ROWS_OF_EACH = 4096, 2048  # of a step: one network, and each of 24 that learn together
 MLP, LSTM, TRANSFORMER = Architecture
 RATES = {MLP: (2e-3, 4e-3, 8e-3), LSTM: (2e-3, 4e-3), TRANSFORMER: (1.5e-3, 3e-3, 6e-3)}
-RATE = {MLP: 4e-3, LSTM: 2e-3, TRANSFORMER: 3e-3}  # where the stage `rates` did not run
+RATE = {MLP: 4e-3, LSTM: 4e-3, TRANSFORMER: 3e-3}  # where the stage `rates` did not run
 LONG = {MLP: 14_000, LSTM: 5_000, TRANSFORMER: 16_000}  # steps: 66 M decisions are 54 rounds of the training tokens
 SHORT = {MLP: 3_000, LSTM: 1_500, TRANSFORMER: 1_600}
 TRIED = 2_000
@@ -29,7 +29,7 @@ def rates(bench: Bench) -> None:
         window = Window.LAYERS if architecture is LSTM else Window.BOTH
         found = {}
         for rate in tried:
-            schedule = bench.schedule(TRIED, ROWS, rate, half=_half(architecture))
+            schedule = bench.schedule(TRIED, ROWS, rate, half=True)
             made = train_trajectory(bench.material.trace, architecture, [SEED], schedule, window=window)
             found[rate] = round(bench.tally(made, SEED, bench.tuning.trace).metrics().recall, 5)
             bench.log(f"  {architecture} at a rate of {rate}: {found[rate]}")
@@ -82,10 +82,11 @@ def horizons_ahead(bench: Bench) -> None:
 
 
 def layers_all(bench: Bench) -> None:
-    """Every target layer at horizons 2, 1 and 3. The LSTMs learn one after the other, so at one horizon alone."""
-    for architecture, steps in ((TRANSFORMER, 800), (MLP, 1500), (LSTM, 400)):
-        schedule = bench.schedule(steps, ROWS_OF_EACH, _rate(bench, architecture), half=_half(architecture))
-        for horizon in (2,) if architecture is LSTM else (2, 1, 3):
+    """Every target layer at horizons 2, 1 and 3."""
+    for architecture, steps in ((TRANSFORMER, 800), (MLP, 1500), (LSTM, 315)):
+        rows = ROWS_OF_EACH // 2 if architecture is LSTM else ROWS_OF_EACH
+        schedule = bench.schedule(steps, rows, _rate(bench, architecture), half=True)
+        for horizon in (2, 1, 3):
             decisions = [Decision(target, horizon) for target in range(bench.test.geometry.layers)]
             key = f"{architecture}, all layers, {STEPS} layers, {horizon} ahead"
             entry = bench.test_at(key, _train(bench, key, architecture, decisions, schedule), (horizon,))
@@ -93,10 +94,11 @@ def layers_all(bench: Bench) -> None:
 
 
 def _at_the_seed(
-    bench: Bench, key: str, architecture: Architecture, steps: int, material: Material | None = None,
+    bench: Bench, key: str, architecture: Architecture, length: int, material: Material | None = None,
     decision: Decision = SEED, **options: Any,
 ) -> Trajectory:  # fmt: skip
-    schedule = bench.schedule(steps, ROWS, _rate(bench, architecture), half=_half(architecture))
+    """`length` of the training; `options` of train_trajectory."""
+    schedule = bench.schedule(length, ROWS, _rate(bench, architecture), half=True)
     made = _train(bench, key, architecture, [decision], schedule, material, **options)
     entry = bench.test_decision(key, made, decision)
     entry |= _schedule_of(schedule)
@@ -113,11 +115,6 @@ def _train(
 def _rate(bench: Bench, architecture: Architecture) -> float:
     found = bench.results.get("rates", {}).get(architecture, {})
     return float(found.get("best", RATE[architecture]))
-
-
-def _half(architecture: Architecture) -> bool:
-    """The LSTM's step is one library call with products of its own precision."""
-    return architecture is not LSTM
 
 
 def _schedule_of(schedule: Schedule) -> dict[str, Any]:

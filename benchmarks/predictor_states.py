@@ -25,10 +25,12 @@ from steerpipe.train.recipes import (
     train_lookahead,
     train_preattention,
 )
+from steerpipe.train.rounding import settle
 
-RANK, LARGE_RANK = 56, 256
+RANKS, LARGE_RANK = {1: 56, 0: 56, 2: 76, 3: 64}, 256  # by horizon: what 3 MB hold
 AHEAD = (1, 2, 3)
 HEAD_STEPS, HEAD_ROWS, HEAD_RATE, LARGE_RATE = 6000, 2048, 6e-3, 5e-3
+SETTLING_STEPS, SETTLING_RATE = 3000, 2e-3
 ESTIMATOR_STEPS, PREATTENTION_STEPS = 1600, 700
 SHIPPED = ASSETS / FOLDER / "nano"
 
@@ -72,16 +74,18 @@ def lookaheads(bench: Bench) -> None:
 
 
 def heads(bench: Bench) -> None:
-    """The ones that ship, before and after storage, with learning curves over the data at the same number of steps."""
+    """The ones that ship: trained, settled in four bits, loaded again; with learning curves over the data."""
     schedule = bench.schedule(HEAD_STEPS, HEAD_ROWS, HEAD_RATE)
-    for horizon in (1, 0, 2, 3):
+    settling = bench.schedule(SETTLING_STEPS, HEAD_ROWS, SETTLING_RATE)
+    for horizon, rank in RANKS.items():
         key = f"head-{horizon}"
-        made = bench.train(key, partial(train_head, horizon=horizon, schedule=schedule, rank=RANK))
-        bench.test_at(key, made, (horizon,))
+        made = bench.train(f"{key}, full precision", partial(train_head, horizon=horizon, schedule=schedule, rank=rank))
+        bench.test_at(f"{key}, full precision", made, (horizon,))
+        settled = bench.train(key, lambda material, head=made: settle(head, material, settling))
+        bench.test_at(key, settled, (horizon,))
         file = bench.keep(key, "shipped", Storage.INT4)
-        shipped = load(file, made.routers, bench.test.device)
-        bench.test_at(f"{key}, as shipped", shipped, (horizon,))
-    _curve(bench, "head-1", RANK, HEAD_RATE)
+        bench.test_at(f"{key}, as shipped", load(file, made.routers, bench.test.device), (horizon,))
+    _curve(bench, "head-1", RANKS[1], HEAD_RATE)
 
 
 def large_heads(bench: Bench) -> None:

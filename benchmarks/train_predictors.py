@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.predictor_bench import Bench, merged
+from benchmarks.predictor_bench import Bench, brief, merged
 from benchmarks.predictor_history import curves, horizons_ahead, importance, layers_all, rates, table_one, windows
 from benchmarks.predictor_states import blends, counted, estimators, heads, large_heads, lookaheads, preattention
 from benchmarks.predictor_timings import timings
@@ -68,7 +68,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.merge:
         together = merged([json.loads((folder / "results.json").read_text()) for folder in options.merge])
-        options.out.write_text(json.dumps(together, separators=(",", ":")) + "\n", encoding="utf-8")
+        options.out.write_text(json.dumps(brief(together), separators=(",", ":")) + "\n", encoding="utf-8")
     else:
         run(options)
 

@@ -26,63 +26,52 @@ from benchmarks.reuse_bench import (
     document_rows,
     microseconds,
 )
-from steerpipe.predict.records import PackedTrace
 from steerpipe.predict.reuse import ReuseConfig, ReuseForecast
 from steerpipe.predict.reuse_file import NAME, load_reuse, save_reuse
 from steerpipe.predict.stored import Training
 from steerpipe.runtime.models import find_model
 from steerpipe.store.policies import HALF_LIFE_TOKENS
 from steerpipe.store.reader import open_pack
-from steerpipe.train.fit import Schedule
 from steerpipe.train.material import collect
 from steerpipe.train.reuse import ReuseMaterial, gather_material, gather_states, train_reuse
 from steerpipe.train.reuse_cache import BeladyRanking, LfruRanking, LruRanking, Ranking, ReuseRanking, SightedRanking
+from steerpipe.train.reuse_recipe import ReuseRecipe
 
 HALF_LIVES = (8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 SIGHTS = (0, 1, 2, 4, 8, 16)  # tokens
 KINDS = {"documents": document_rows, "answers": answer_rows}
 
 
+FOUR = ReuseRecipe()
+
+
 @dataclass(frozen=True)
 class Variant:
     """One way to train a forecast."""
 
-    taps: tuple[int, ...] = (5, 11, 17, 23)
-    rank: int = 128
-    shared: bool = True
-    horizon_tokens: float = 12.0
-    context_tokens: float = 4.0
-    history: float | None = None
+    recipe: ReuseRecipe = FOUR
     share: float = 1.0  # of the training stream
     strangers: bool = False  # control: the states of other tokens
     effort: float = 0.3  # of the steps
 
-    def config(self, trace: PackedTrace) -> ReuseConfig:
-        shape = trace.geometry
-        return ReuseConfig(
-            shape.layers, shape.experts, shape.hidden, self.taps, self.context_tokens, HALF_LIFE_TOKENS,
-            self.horizon_tokens,
-        )  # fmt: skip
 
-
-BASE = Variant(effort=1.0)
-TWO = Variant(taps=(11, 23))  # as good to compare with, and half the time
+TWO = ReuseRecipe(taps=(11, 23))  # as good to compare with, and half the time
 VARIANTS = {
-    "shipped": BASE,
-    "two taps": TWO,
-    "1/4 of the tokens": replace(TWO, share=1 / 4),
-    "1/16 of the tokens": replace(TWO, share=1 / 16),
-    "1/64 of the tokens": replace(TWO, share=1 / 64),
-    "no history": replace(TWO, history=1e-3),
-    "no context": replace(TWO, context_tokens=0.05),
-    "control": replace(TWO, strangers=True),
-    "tap 23": replace(TWO, taps=(23,)),
+    "shipped": Variant(effort=1.0),
+    "two taps": Variant(TWO),
+    "1/4 of the tokens": Variant(TWO, share=1 / 4),
+    "1/16 of the tokens": Variant(TWO, share=1 / 16),
+    "1/64 of the tokens": Variant(TWO, share=1 / 64),
+    "no history": Variant(replace(TWO, history=1e-3)),
+    "no context": Variant(replace(TWO, context_tokens=0.05)),
+    "control": Variant(TWO, strangers=True),
+    "tap 23": Variant(replace(TWO, taps=(23,))),
     "four taps": Variant(),
-    "own expansions": Variant(shared=False),
-    "rank 24": replace(TWO, rank=24),
-    "rank 512": replace(TWO, rank=512),
-    "horizon 6": replace(TWO, horizon_tokens=6.0),
-    "horizon 24": replace(TWO, horizon_tokens=24.0),
+    "own expansions": Variant(replace(FOUR, shared=False)),
+    "rank 24": Variant(replace(TWO, rank=24)),
+    "rank 512": Variant(replace(TWO, rank=512)),
+    "horizon 6": Variant(replace(TWO, horizon_tokens=6.0)),
+    "horizon 24": Variant(replace(TWO, horizon_tokens=24.0)),
 }
 
 
@@ -96,7 +85,7 @@ class Run:
         self.test = collect(model, self.text.test, max_tokens=CONTEXT, openings=self.text.openings)
         torch.backends.cuda.matmul.allow_tf32 = True  # after tracing: routing is recorded in full precision
         self.log(f"traced {self.train.rows:,} + {self.test.rows:,} tokens")
-        self.tables: ReuseMaterial = gather_material(self.train, BASE.config(self.train))
+        self.tables: ReuseMaterial = gather_material(self.train, FOUR.config(self.train.geometry))
         self.log("tables of uses made")
         self.forecasts: dict[str, ReuseForecast] = {}
         self.results: dict[str, Any] = {
@@ -110,13 +99,13 @@ class Run:
 
     def learn(self, name: str, variant: Variant) -> None:
         begin = time.monotonic()
-        config = variant.config(self.train)
-        material = self._material(config, variant)
         steps = max(2, round(self.options.steps * variant.effort * self.options.scale))
+        recipe = replace(variant.recipe, steps=steps, rows=self.options.rows)
+        config = recipe.config(self.train.geometry)
+        material = self._material(config, variant)
         trained = train_reuse(
-            material, config, Schedule(steps, self.options.rows, 5e-3, 1e-3), rank=variant.rank,
-            shared=variant.shared, history=variant.history,
-        )  # fmt: skip
+            material, config, recipe.schedule, rank=recipe.rank, shared=recipe.shared, history=recipe.history
+        )
         self.forecasts[name] = trained
         seconds, cost = time.monotonic() - begin, trained.cost()
         self.results["variants"][name] = {

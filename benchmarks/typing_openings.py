@@ -49,7 +49,7 @@ def first_turns(file: Path) -> Iterator[str]:
 def answer(model: str | None, texts: Iterable[str], wanted: int) -> Iterator[Answered]:
     sink = Routings()
     with Pipeline(
-        model, threads=1, predict="off", profile=False, fast_memory="100%", max_context=512, sink=sink
+        model, dtype="float32", threads=1, predict="off", profile=False, fast_memory="100%", max_context=512, sink=sink
     ) as pipe:
         for text in texts:
             prompt = [ChatMessage("user", text)]

@@ -67,6 +67,19 @@ def test_a_virtual_clock_skips_what_is_waited_for() -> None:
     assert 1000 <= clock.now() - begin < 1001
 
 
+def test_a_virtual_clock_skips_nothing_while_something_is_on_its_way() -> None:
+    looks: list[float] = []
+
+    def moving() -> bool:
+        looks.append(clock.now())
+        return len(looks) < 4
+
+    clock = TypingClock(virtual=True, moving=moving)
+    begin = clock.now()
+    clock.wait_until(begin + 1000)
+    assert len(looks) == 4 and looks[-1] - begin < 1000 <= clock.now() - begin
+
+
 def test_an_unknown_part_is_an_error() -> None:
     with pytest.raises(InputError, match="is no part of steering"):
         TypingOptions(("all", "everything"))
@@ -74,10 +87,16 @@ def test_an_unknown_part_is_an_error() -> None:
 
 def test_every_arm_gives_the_same_tokens_and_steering_comes_first() -> None:
     prompt: TypedPrompt = read_prompts(EXAMPLE, words, 1)[0]
-    results = run_typing(None, CONFIG, [prompt], TypingOptions(("nothing", "all"), last_seconds=3.0), lambda _: None)
+    kept: list[int] = []
+    results = run_typing(
+        None, CONFIG, [prompt], TypingOptions(("nothing", "all"), last_seconds=3.0), lambda _: None,
+        lambda found: kept.append(len(found)),
+    )  # fmt: skip
+    assert kept == [1, 2]
     nothing, everything = (result.answers[0] for result in results)
     assert nothing.token_ids == everything.token_ids and len(nothing.token_ids) == 16
     assert nothing.prefilled_tokens == 0 < everything.prefilled_tokens
+    assert nothing.left_tokens > 69 and everything.left_tokens < 48
     assert "token_ids" not in results[0].as_json()["answers"][0]
     assert render_typing(results, [prompt], "x").row_count == 2
 
@@ -91,3 +110,8 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     log.write_text("nonsense\n")
     result = CliRunner().invoke(app, ["bench", "typing", str(log)])
     assert result.exit_code == 2 and "is not JSON" in result.output
+
+
+def test_prompts_that_there_are_not_cannot_be_skipped() -> None:
+    result = CliRunner().invoke(app, ["bench", "typing", str(EXAMPLE), "--skip", "1000"])
+    assert result.exit_code == 2 and "no more than 1000" in result.output

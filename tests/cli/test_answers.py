@@ -3,12 +3,16 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import pytest
 from typer.testing import CliRunner
 
 from steerpipe.cli import app
-from steerpipe.cli.answers import split_line
+from steerpipe.cli.answers import show_prediction, split_line
 from steerpipe.core.events import Completion, FinishReason, Timings
+from steerpipe.runtime.pipeline import Pipeline
 from steerpipe.tiny import write_tiny
 from steerpipe.transfer.counters import LadderCounters, ReasonCounters
 
@@ -49,3 +53,16 @@ def test_the_json_carries_the_links_utilisation(tmp_path: Path) -> None:
     assert 0 < told["utilisation"] <= 1
     assert told["utilisation"] == told["link_seconds"] / told["seconds"]
     assert told["hits"] + told["late"] + told["misses"] == told["leased"]
+
+
+@pytest.mark.parametrize(
+    ("device", "resident", "told"), [("cuda", False, True), ("cuda", True, False), ("cpu", False, False)]
+)
+def test_on_a_gpu_it_is_said_that_nothing_predicts(
+    device: str, resident: bool, told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = SimpleNamespace(
+        prediction=None, config=SimpleNamespace(device=device), budget=SimpleNamespace(resident=resident)
+    )
+    show_prediction(cast(Pipeline, pipe))
+    assert ("prediction: none on a GPU" in capsys.readouterr().err) == told

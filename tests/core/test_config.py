@@ -115,7 +115,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
         "dtype": "float32", "device": "cpu", "threads": "2", "max_context": "64",
         "prefill_chunk": "32", "kv_memory": "1MiB", "max_batch": "3", "cache_dir": "/somewhere",
         "fast_memory": "25%", "ram": "2GiB", "pin": "1GiB", "pace": "1GB", "policy": "lru", "profile": "False",
-        "predict": "off", "quality": "fast", "quality_profile": "/some/quality.json",
+        "predict": "off", "quality": "fast", "quality_profile": "/some/quality.json", "cover": "4",
     }  # fmt: skip
     assert texts.keys() == {field.name for field in fields(EngineConfig)}
     config = load_config({}, {f"STEERPIPE_{name.upper()}": text for name, text in texts.items()})

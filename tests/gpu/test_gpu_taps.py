@@ -137,10 +137,11 @@ def test_no_bit_depends_on_a_predictor_in_the_graph(form: str, way: str, horizon
         source.check_integrity()
 
 
-def test_what_is_committed_is_computed_and_its_router_is_not_asked() -> None:
+@pytest.mark.parametrize("slots", [12, SLOTS])  # 12: a layer is served while the one before holds most of the slots
+def test_what_is_committed_is_computed_and_its_router_is_not_asked(slots: int) -> None:
     _, routed = truth("bfloat16")
     loaded = model("bfloat16")
-    with CudaSource.open(loaded.experts.pack, slots=SLOTS, device=CUDA, pinned_bytes=1 << 30, direct=False) as source:
+    with CudaSource.open(loaded.experts.pack, slots=slots, device=CUDA, pinned_bytes=1 << 30, direct=False) as source:
         with predicting(loaded, forecaster(loaded, "lookahead", 1, commit=True)):
             routes = Routes()
             drive(loaded, source, routes, words("wrong", routed, 1))

@@ -20,6 +20,7 @@ from steerpipe.kernels.attention_prefill import prefill_attention
 from steerpipe.kernels.clock import write_time
 from steerpipe.kernels.combine import combine
 from steerpipe.kernels.foretell import Correction, HeadInputs, foretell, look
+from steerpipe.kernels.hold import hold
 from steerpipe.kernels.linear import gated, row_gated_linear, row_linear
 from steerpipe.kernels.norm import rms_norm
 from steerpipe.kernels.rotary import rotate_and_store
@@ -132,6 +133,7 @@ def taps() -> None:
                 positions=stamp, stamp=stamp, words=empty(8, dtype=torch.int64), forced=empty(8, dtype=torch.int32),
                 experts=chosen if commits else None, gates=gates if commits else None,
             )  # fmt: skip
+    hold(empty(4, dtype=torch.int32), empty(60, dtype=torch.int64), seen=empty(4, dtype=torch.int64))
     write_time(empty(9, dtype=torch.int64), 3)
 
 

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from steerpipe.core.errors import ConfigError
 from steerpipe.predict.records import PackedTrace
 from steerpipe.predict.sight import Decision, Sight, rows_for
-from steerpipe.predict.trajectory_networks import Architecture, ExpertTransformer, build, multiply_adds
+from steerpipe.predict.trajectory_networks import Architecture, ExpertTransformer, HistoryLstm, build, multiply_adds
 from steerpipe.predict.window import Window, read_window
 from steerpipe.train.fit import Schedule
 from steerpipe.train.trajectories import train_trajectory
@@ -55,6 +55,34 @@ def test_the_transformer_is_the_seeds() -> None:
     assert "encoder.layers.2.linear1.weight" not in shapes
     lstm = build(Architecture.LSTM, 60, 10).state_dict()
     assert lstm["lstm.weight_hh_l1"].shape == (4 * 256, 256) and "lstm.weight_hh_l2" not in lstm
+
+
+def test_the_lstm_written_out_is_the_librarys() -> None:
+    network = build(Architecture.LSTM, 60, 10)
+    assert isinstance(network, HistoryLstm)
+    history = torch.randint(0, 2, (5, 10, 60), generator=torch.Generator().manual_seed(0)).float()
+    states, _ = network.lstm(history)
+    assert torch.allclose(network(history), network.out(states[:, -1]), atol=1e-6)
+
+
+def test_an_lstm_starts_at_the_rates_and_hears_its_inputs() -> None:
+    torch.manual_seed(0)
+    network = build(Architecture.LSTM, 8, 5)
+    assert isinstance(network, HistoryLstm)
+    rates = torch.tensor([0.5, 0.9, 0.02, 0.1, 0.1, 0.1, 0.2, 0.3])
+    history = torch.randint(0, 2, (200, 5, 8)).float()
+    deaf = network(history).std(0).mean()
+    network.start_at(rates)
+    said = network(history)
+    assert torch.allclose(torch.sigmoid(said.mean(0)), rates, atol=0.05)
+    assert said.std(0).mean() > 5 * deaf
+
+
+def test_an_lstm_that_has_learnt_nothing_yet_says_the_rates_of_its_layer() -> None:
+    trace, decision = ruled_trace(by_layer_before), Decision(3, 2)
+    made = train_trajectory(trace, Architecture.LSTM, [decision], Schedule(2, 8, 1e-9), steps=2)
+    sight = Sight(trace, rows_for(trace, decision), decision)
+    assert torch.allclose(made.probabilities(sight).mean(0), sight.truth().mean(0), atol=0.05)
 
 
 def test_computing_the_last_step_alone_changes_nothing() -> None:

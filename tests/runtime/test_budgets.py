@@ -39,6 +39,7 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"ram": "100KiB"},
         {"fast_memory": "25%", "policy": "lru"},
         {"pace": "20MB"},
+        {"fast_memory": "2MiB", "kv_memory": "shared"},
     ],
     ids=str,
 )
@@ -53,6 +54,22 @@ def test_a_budget_changes_no_bit(pack: Path, budget: dict[str, str]) -> None:
         counters = tight.counters()
         assert whole.counters() is None and counters is not None
         assert counters.hits + counters.late + counters.misses == counters.leased > 0
+
+
+def test_shared_pages_are_all_the_experts_when_nothing_runs(pack: Path) -> None:
+    with Pipeline(pack, profile=False, fast_memory="2MiB", kv_memory="shared") as pipe:
+        answer = pipe.stream(PROMPT, **GREEDY)
+        tokens = iter(answer)
+        next(tokens)
+        running = pipe.pages()
+        assert running is not None and running.kv > 0 and running.experts > 0
+        answer.cancel()
+        ended = pipe.pages()
+        assert ended is not None and ended.kv == 0 and ended.experts == running.experts + running.kv
+        assert [row.what for row in pipe.memory][1] == "experts, and keys and values"
+        assert pipe.memory[1].size_bytes <= 2 << 20
+    with Pipeline(pack, profile=False, kv_memory="shared") as roomy:  # everything fits
+        assert roomy.budget.resident and roomy.pages() is None
 
 
 def test_the_table_of_what_lies_where_keeps_to_the_budget(pack: Path) -> None:

@@ -166,9 +166,13 @@ def test_nothing_that_is_typed_is_logged(server: Running, caplog: pytest.LogCapt
         typist.hear("error")
         typist.say("submit", text="another private thought")
         typist.answer()
-    own = [record.getMessage() for record in caplog.records if record.name.startswith(("steerpipe", "uvicorn"))]
-    assert any("WebSocket /v1/drafts" in line for line in own)
-    assert not any("private" in line for line in own)
+        typist.socket.close()
+        until(lambda: any("WebSocket /v1/drafts" in said for said in own_words(caplog)))  # it is told when it ends
+    assert not any("private" in said for said in own_words(caplog))
+
+
+def own_words(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name.startswith(("steerpipe", "uvicorn"))]
 
 
 def test_a_draft_outlives_the_engine(server: Running) -> None:
@@ -202,6 +206,23 @@ def test_a_draft_warms_for_its_own_key_only(server: Running) -> None:
         own = server.post("/v1/chat/completions", body, headers=bearer(keys[0])).json()
     cached = [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in (other, own)]
     assert cached[0] == 0 and cached[1] > 0
+
+
+def test_who_types_faster_than_the_engine_reads_is_not_listened_to(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[object] = []
+    unread = [1 << 20]
+    monkeypatch.setattr(server.service.link, "unread", lambda name: looks.append(name) or unread[0])
+    with line(server) as typist:
+        typist.say("open", max_tokens=4)
+        typist.hear("opened")
+        typist.say("edit", edits=[{"at": 0, "insert": "much"}])
+        typist.say("close")
+        until(lambda: len(looks) > 5)
+        assert len(server.service.drafts) == 1
+        unread[0] = 0
+        until(lambda: not len(server.service.drafts))
 
 
 def test_a_draft_whose_client_leaves_is_closed(server: Running) -> None:

@@ -204,6 +204,7 @@ def test_an_answer_says_where_its_time_went_and_what_the_experts_did(server: Run
     assert timings["predicted_n"] == 6 and timings["prompt_n"] + timings["cache_n"] == 18
     assert timings["prompt_ms"] > 0 and timings["predicted_ms"] > 0
     assert experts["hits"] + experts["late"] + experts["misses"] == experts["leased"] > 0
+    assert answer["quality"] is None
 
 
 def test_many_small_requests_at_once_are_all_answered(server: Running) -> None:

@@ -103,7 +103,7 @@ def thinking(pieces: list[str]) -> Outcome:
         for place, piece in enumerate(pieces)
     ]
     timings = Timings(prompt_n=3, prompt_ms=1.0, predicted_n=len(pieces), predicted_ms=2.0)
-    return Outcome(events, ended=Ended(Ticket(0), FinishReason.STOP, timings, None))
+    return Outcome(events, ended=Ended(Ticket(0), FinishReason.STOP, timings, None, None))
 
 
 def test_a_chat_tells_thinking_apart_whole_and_in_chunks(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from steerpipe.core.sampling import SamplingSettings
 from steerpipe.engine.request import Request
 from steerpipe.engine.tokenizer import ChatMessage
 from steerpipe.intake.edits import insert
+from steerpipe.runtime import draft_work
 from steerpipe.runtime.pipeline import Pipeline
 from steerpipe.server.messages import (
     Cancel,
@@ -79,6 +80,21 @@ def test_an_answer_that_was_begun_may_be_asked_for_and_cancelled_in_one_go(pipe:
     front = Front(OPEN, EditDraft(DRAFT, (insert(0, TEXT, 0.0),)), answer=answer)
     EngineLoop(pipe, cast("Connection", front)).run()
     assert set(told) == {Ticket(1)}
+    assert pipe.engine.idle
+
+
+def test_the_text_of_a_draft_is_not_encoded_again_at_enter(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = request(pipe)
+
+    def answer(message: FromEngine, _: Front) -> list[ToEngine]:
+        words = message.told if isinstance(message, Stepped) else ()
+        return [Stop() for word in words if isinstance(word, Ended)]
+
+    monkeypatch.setattr(
+        draft_work, "encode_prompt", lambda *_, **__: pytest.fail("it is encoded on the engine's thread")
+    )
+    front = Front(OPEN, EditDraft(DRAFT, (insert(0, TEXT, 0.0),)), Submit(Ticket(0), asked, DRAFT), answer=answer)
+    EngineLoop(pipe, cast("Connection", front)).run()
     assert pipe.engine.idle
 
 

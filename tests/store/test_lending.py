@@ -170,3 +170,18 @@ class LendingMachine(RuleBasedStateMachine):
 
 
 TestLending = LendingMachine.TestCase
+
+
+def test_what_is_vacated_is_under_the_limit_and_neither_spared_nor_protected() -> None:
+    table = LendingTable(EXPERTS, 8, Lru(len(EXPERTS)), 3, lingers=True)
+    for number in range(7):
+        load(table, number, now=float(number), transient=number == 4)
+    table.protect([EXPERTS[1]])
+    assert table.vacate(4, 9.0, below=6, sparing={2}) == [
+        Placement(4, EXPERTS[4]),  # lingers
+        Placement(0, EXPERTS[0]),
+        Placement(3, EXPERTS[3]),
+    ]
+    assert table.free_slots == 4
+    table.check_integrity()
+    assert table.vacate(4, 9.0, below=6, sparing=()) == [], "there are as many already"

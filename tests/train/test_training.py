@@ -12,6 +12,7 @@ from steerpipe.predict.lookahead import RouterLookahead
 from steerpipe.predict.preattention import Architecture, PreAttentionNetwork
 from steerpipe.predict.records import PackedTrace
 from steerpipe.predict.sight import Decision, Sight, rows_for
+from steerpipe.predict.storage import Storage, in_four_bits, restored, stored
 from steerpipe.predict.stored import StoredPredictor
 from steerpipe.train.blending import train_blend
 from steerpipe.train.catalogue import TRAINERS, Options, train
@@ -23,6 +24,8 @@ from steerpipe.train.losses import divergence_loss, margin_loss, ranking_loss, w
 from steerpipe.train.material import Material
 from steerpipe.train.networks import fit_network
 from steerpipe.train.recipes import make_hybrid, train_estimator, train_head, train_lookahead, train_preattention
+from steerpipe.train.reuse_recipe import evenly
+from steerpipe.train.rounding import _Rounded, settle
 from steerpipe.train.shrink import shrink
 from tests.predict.planted import GEOMETRY, VOCAB, model_trace, planted_defaults, planted_routers, recall
 
@@ -196,6 +199,30 @@ def test_a_shrunk_head_keeps_what_matters() -> None:
     assert found(2) < found(12) < whole + 0.01
     with pytest.raises(ConfigError, match="cannot be shrunk to 25"):
         shrink(wide, source.trace, 25)
+
+
+def test_a_head_that_was_settled_is_a_plain_head_again() -> None:
+    source = material(tokens=4000, memory=0.7)
+    head = train_head(source, 1, Schedule(150, 256, 1e-2), rank=8)
+    before = head.network.down.detach().clone()
+    settle(head, source, Schedule(20, 256, 1e-3))
+    assert type(head.network.down) is nn.Parameter and not head.network.down.requires_grad
+    assert not torch.equal(head.network.down, before)
+    assert set(head.tensors()) >= {"network.down", "network.up"}
+
+
+def test_rounding_is_what_the_file_keeps_and_lets_gradients_through() -> None:
+    numbers = torch.randn(3, 5, 444, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    rounded = _Rounded()(numbers)
+    kept = restored(stored({"x": numbers}, Storage.INT4))["x"]
+    assert torch.allclose(rounded, kept, atol=1e-6) and not torch.allclose(rounded, numbers, atol=1e-2)
+    rounded.sum().backward()
+    assert numbers.grad is not None and torch.equal(numbers.grad, torch.ones_like(numbers))
+    assert torch.equal(in_four_bits(torch.ones(3, 8)), torch.ones(3, 8))  # narrow: kept in 8 bits
+
+
+def test_taps_end_at_the_last_layer_whatever_their_number() -> None:
+    assert evenly(24) == (5, 11, 17, 23) and evenly(3) == (0, 1, 2) and evenly(1) == (0,) and evenly(6) == (0, 2, 3, 5)
 
 
 def test_the_logistic_line_is_found_from_far_away() -> None:

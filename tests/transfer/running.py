@@ -95,13 +95,13 @@ def requests() -> list[Request]:
 
 def run(
     experts: ExpertSource, family: str = "qwen3_moe", dtype: torch.dtype = torch.float32,
-    asked: Sequence[Request] | None = None, tap: ForwardTap | None = None,
+    asked: Sequence[Request] | None = None, tap: ForwardTap | None = None, pool: KvPool | None = None,
 ) -> Run:  # fmt: skip
     """All requests through one engine. Everything that the engine held is free again afterwards."""
     decoder = RecordingDecoder(dense_decoder(family, dtype), tap)
-    pool = KvPool(decoder.spec, dtype, CPU, 24)
+    kv = KvPool(decoder.spec, dtype, CPU, 24) if pool is None else pool
     engine = Engine(
-        decoder, experts, pool, _codec(), end_tokens=frozenset(), max_context=300, max_batch=8, prefill_chunk=32
+        decoder, experts, kv, _codec(), end_tokens=frozenset(), max_context=300, max_batch=8, prefill_chunk=32
     )
     ids = [engine.submit(request) for request in (requests() if asked is None else asked)]
     found = Run(logits=decoder.seen)

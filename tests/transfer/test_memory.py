@@ -14,7 +14,7 @@ from steerpipe.store.verify import verify
 from steerpipe.tiny import write_byte_tokenizer
 
 # Above slots, slabs and RAM: torch's temporaries while decoding, the thread's stack, Python objects, and what the
-# allocator keeps. Measured: 3 MB with bf16, 6 MB with int4.
+# allocator keeps. Measured: 3 MB with bf16, 6 MB with int4; 2 to 4 MB where a whole model is opened.
 MARGIN_BYTES = 10 << 20
 
 PASS_THROUGH = """
@@ -88,7 +88,8 @@ def resident_bytes(field):
 
 folder, dtype = sys.argv[1:]
 settings = dict(fast_memory="25%", max_context=256, profile=False, dtype=dtype, predict="off")
-Pipeline(folder + "/small", **settings).close()  # imports, tokenizer, torch's own first-use memory
+with Pipeline(folder + "/small", **settings) as pipe:
+    pipe.generate([1, 2, 3], max_tokens=2)  # imports, tokenizer, torch's own first-use memory
 before = resident_bytes("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
 with Pipeline(folder + "/large", **settings) as pipe:
@@ -99,8 +100,8 @@ with Pipeline(folder + "/large", **settings) as pipe:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_opening_a_model_never_takes_more_than_the_table_says_and_one_weight(dtype: str, tmp_path: Path) -> None:
-    """The largest weight, which is read before it is cast, is the allowance: 51 MB here, of 205 or 410 MB dense."""
+def test_opening_a_model_never_takes_more_than_the_table_says(dtype: str, tmp_path: Path) -> None:
+    """The largest weight has 51 MB as stored: held beside what it is cast to, it would show."""
     for name, vocab in (("small", 260), ("large", 50_000)):
         write_synthetic(tmp_path / name, SyntheticShape(layers=2, experts=8, hidden=512, width=256, vocab=vocab))
         write_byte_tokenizer(tmp_path / name)
@@ -108,5 +109,4 @@ def test_opening_a_model_never_takes_more_than_the_table_says_and_one_weight(dty
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    largest = 50_000 * 512 * 2  # as stored
-    assert found["peak"] <= found["told"] + largest + MARGIN_BYTES, found
+    assert found["peak"] <= found["told"] + MARGIN_BYTES, found

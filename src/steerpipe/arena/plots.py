@@ -1,6 +1,7 @@
 """Pictures of an arena as SVG text. Needs the extra [plots]; matplotlib is imported when something is drawn."""
 
 import io
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_FRACTION = re.compile(r"(?<=[ \"(,LM])-?\d+\.\d{3,}")  # a hundredth of a point is not seen
 _COLOURS = [f"C{number}" for number in range(10) if number != 7]  # the seventh is grey, as bounds and control are
 
 
@@ -102,7 +104,8 @@ def _mark(name: str, styles: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """Oracles are black; an entry has its colour, and another shape where eviction is by the reuse forecast."""
     entry = name.removesuffix(f" + {REUSE}")
     if entry in styles:
-        return {"color": styles[entry]["color"], "marker": "o" if entry == name else "^"}
+        fill = "full" if styles[entry]["linestyle"] == "-" else "none"  # colours come again, with dashes
+        return {"color": styles[entry]["color"], "marker": "o" if entry == name else "^", "fillstyle": fill}
     return {"color": "black", "marker": {BELADY: "x", REUSE: "+"}.get(name, "_")}
 
 
@@ -148,4 +151,4 @@ def _legend(figure: "Figure", axes: "list[Axes]") -> None:
 def _svg(figure: "Figure") -> str:
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()
+    return _FRACTION.sub(lambda number: f"{float(number[0]):.2f}", text.getvalue())

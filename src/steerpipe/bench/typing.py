@@ -1,7 +1,8 @@
 """What typing saves: the same prompts, typed at the same times, with each part of the work that is done meanwhile."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -14,15 +15,17 @@ from steerpipe.core.errors import InputError
 from steerpipe.core.sampling import SamplingSettings
 from steerpipe.runtime.drafts import DraftWork
 from steerpipe.runtime.pipeline import Pipeline
+from steerpipe.transfer.source import LadderSource
 
-NOTHING = DraftWork(prefill=False, ahead_tokens=0, forecast=False, guess=False)
+NOTHING = DraftWork(prefill=False, ahead_tokens=0, forecast=False, guess=False, promote=False)
 ARMS: dict[str, DraftWork] = {
     "nothing": NOTHING,
-    "prefill": DraftWork(prefill=True, ahead_tokens=0, forecast=False, guess=False),
-    "affinity": DraftWork(prefill=False, ahead_tokens=0, forecast=True, guess=False),
-    "n-gram": DraftWork(prefill=False, ahead_tokens=0, forecast=True, guess=True),
-    "enter": DraftWork(prefill=False, forecast=False, guess=False),
-    "prefill+enter": DraftWork(forecast=False, guess=False),
+    "prefill": DraftWork(prefill=True, ahead_tokens=0, forecast=False, guess=False, promote=False),
+    "affinity": DraftWork(prefill=False, ahead_tokens=0, forecast=True, guess=False, promote=False),
+    "n-gram": DraftWork(prefill=False, ahead_tokens=0, forecast=True, promote=False),
+    "promotion": DraftWork(prefill=False, ahead_tokens=0, forecast=False, guess=False),
+    "enter": DraftWork(prefill=False, forecast=False, guess=False, promote=False),
+    "prefill+enter": DraftWork(forecast=False, guess=False, promote=False),
     "prefill+forecast": DraftWork(ahead_tokens=0),
     "all": DraftWork(),
 }
@@ -57,8 +60,13 @@ class ArmResult:
 
     @property
     def stall_ms(self) -> float:
-        """Mean, over the first 16 tokens."""
+        """Mean, until the 16th token."""
         return 1e3 * sum(each.stall_seconds for each in self.answers) / len(self.answers)
+
+    @property
+    def decode_stall_ms(self) -> float:
+        """Mean, of those tokens without the prompt."""
+        return 1e3 * sum(each.decode_stall_seconds for each in self.answers) / len(self.answers)
 
     @property
     def misses(self) -> float:
@@ -71,19 +79,24 @@ class ArmResult:
             "arm": self.arm, "first_token_ms": self.first_token_ms(),
             "begun_first_token_ms": self.first_token_ms(begun=True),
             "begun": sum(each.ahead_tokens > 0 for each in self.answers), "stall_ms": self.stall_ms,
+            "decode_stall_ms": self.decode_stall_ms,
             "misses": self.misses, "answers": rows,
         }  # fmt: skip
 
 
 def run_typing(
     model: str | None, config: EngineConfig, prompts: Sequence[TypedPrompt], options: TypingOptions,
-    say: Callable[[str], None],
+    say: Callable[[str], None], keep: Callable[[Sequence[ArmResult]], None] = lambda _: None,
 ) -> list[ArmResult]:  # fmt: skip
-    """Every arm types every prompt. Raises AssertionError if any of them changes a token."""
+    """Every arm types every prompt; `keep` gets the results whenever they have grown. Raises AssertionError if any of
+    them changes a token."""
     typed = [each if options.last_seconds is None else each.last(options.last_seconds) for each in prompts]
-    results = []
+    results: list[ArmResult] = []
     for arm in options.arms:
-        answers = _run_arm(model, config, typed, ARMS[arm], options)
+        answers: list[TypedAnswer] = []
+        for answer in _run_arm(model, config, typed, ARMS[arm], options):
+            answers.append(answer)
+            keep([*results, ArmResult(arm, tuple(answers))])
         results.append(ArmResult(arm, tuple(answers)))
         say(f"{arm}: first token after {results[-1].first_token_ms():.0f} ms (median of {len(answers)})")
         for one, other in zip(results[0].answers, answers, strict=True):
@@ -93,27 +106,39 @@ def run_typing(
 
 def _run_arm(
     model: str | None, config: EngineConfig, prompts: Sequence[TypedPrompt], work: DraftWork, options: TypingOptions
-) -> list[TypedAnswer]:
+) -> Iterator[TypedAnswer]:
     settings = SamplingSettings(temperature=0.0, max_tokens=FIRST_TOKENS, ignore_eos=True)
-    answers: list[TypedAnswer] = []
     for group in [prompts] if options.warm else [[each] for each in prompts]:
         with Pipeline(model, config=config) as pipe:
             drafts = pipe.drafts(work)
-            typist = Typist(pipe.engine, drafts, pipe.counters, TypingClock(virtual=options.virtual))
+            clock = TypingClock(virtual=options.virtual, moving=partial(_moving, pipe))
+            typist = Typist(pipe.engine, drafts, pipe.counters, clock)
             for number, prompt in enumerate(group):
-                answers.append(typist.type(prompt, settings, f"person {number}"))
+                yield typist.type(prompt, settings, f"person {number}")
                 pipe.engine.forget_prefixes()
-    return answers
+
+
+def _moving(pipe: Pipeline) -> bool:
+    return isinstance(pipe.experts, LadderSource) and pipe.experts.moving
 
 
 def render_typing(results: Sequence[ArmResult], prompts: Sequence[TypedPrompt], title: str) -> Table:
     allowed, lengths = sum(pause_allows(prompt) for prompt in prompts), [prompt.tokens for prompt in prompts]
     caption = (
         f"{len(prompts)} prompts of {min(lengths)} to {max(lengths)} tokens; the last pause of {allowed} was over "
-        f"250 ms. stall and misses: mean over the first {FIRST_TOKENS} tokens, after Enter"
+        f"250 ms. stall and misses: mean from Enter to token {FIRST_TOKENS}; decoding: stall from the first token on"
     )
     table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
-    for heading in ("while typing", "first token ms", "of nothing", "begun", "of them ms", "stall ms", "misses"):
+    for heading in (
+        "while typing",
+        "first token ms",
+        "of nothing",
+        "begun",
+        "of them ms",
+        "stall ms",
+        "decoding",
+        "misses",
+    ):
         table.add_column(heading, justify="left" if heading == "while typing" else "right")
     base = results[0].first_token_ms() or 0.0
     for result in results:
@@ -121,6 +146,6 @@ def render_typing(results: Sequence[ArmResult], prompts: Sequence[TypedPrompt], 
         table.add_row(
             result.arm, f"{first:.0f}", f"{first / base:.0%}" if base else "",
             str(sum(each.ahead_tokens > 0 for each in result.answers)), "" if begun is None else f"{begun:.0f}",
-            f"{result.stall_ms:.0f}", f"{result.misses:.0f}",
+            f"{result.stall_ms:.0f}", f"{result.decode_stall_ms:.0f}", f"{result.misses:.0f}",
         )  # fmt: skip
     return table

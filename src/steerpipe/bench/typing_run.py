@@ -16,17 +16,24 @@ from steerpipe.transfer.counters import LadderCounters
 FIRST_TOKENS = 16
 
 
-class TypingClock:
-    """Seconds that pass while something is computed; waiting for the next key is real, or (`virtual`) skipped."""
+_LOOK_SECONDS = 0.001  # between two looks whether transfers have landed
 
-    def __init__(self, *, virtual: bool) -> None:
+
+class TypingClock:
+    """Seconds that pass while something is computed or transferred; waiting for the next key is real, or (`virtual`)
+    skipped as soon as nothing is `moving`."""
+
+    def __init__(self, *, virtual: bool, moving: Callable[[], bool] = lambda: False) -> None:
         self._virtual = virtual
+        self._moving = moving
         self._skipped = 0.0
 
     def now(self) -> float:
         return time.perf_counter() + self._skipped
 
     def wait_until(self, moment: float) -> None:
+        while self._virtual and self.now() < moment and self._moving():
+            time.sleep(_LOOK_SECONDS)
         left = moment - self.now()
         if left > 0 and self._virtual:
             self._skipped += left
@@ -36,18 +43,22 @@ class TypingClock:
 
 @dataclass(frozen=True, slots=True)
 class TypedAnswer:
-    """Seconds from Enter on. `stall`: of them, leases waited while the first 16 tokens were decoded."""
+    """Seconds from Enter on. `stall`: leases waited so long until the 16th token; `decode_stall`: from the first on."""
 
     name: str
     prompt_tokens: int
     last_pause_seconds: float
     prefilled_tokens: int
     ahead_tokens: int
+    left_tokens: int  # of the prompt, that were not computed then, nor begun
     saved_seconds: float  # as the draft itself counts it
+    overrun_seconds: float  # a step that was under way when Enter came went on for so long
     first_token_seconds: float
     first_tokens_seconds: float  # until the 16th
     stall_seconds: float
+    decode_stall_seconds: float
     misses: int
+    decode_misses: int  # of them, from the first token on
     token_ids: tuple[int, ...]
 
     @property
@@ -80,25 +91,29 @@ class Typist:
             drafts.edit(draft, [replace(edit, seconds=begin + edit.seconds)])
         entered = begin + prompt.enter_seconds
         self._work_until(entered)
+        overrun = max(0.0, clock.now() - entered)
         warmth = drafts.warmth(draft)
-        before = self._counters()
+        before = begun = self._counters()
         sequence = drafts.submit(draft)
         tokens: list[int] = []
         first = done = entered
         while self._engine.runs(sequence):
             told = [e for e in self._engine.step() if isinstance(e, TokenEvent) and e.sequence == sequence]
             done = clock.now()
-            first = done if told and not tokens else first
+            if told and not tokens:
+                first, begun = done, self._counters()
             tokens += [event.token_id for event in told]
-        self._engine.take_completion(sequence)
+        whole = len(self._engine.take_completion(sequence).prompt_token_ids)
         after = self._counters()
-        spent = after - before if after is not None and before is not None else LadderCounters()
+        spent, decoding = _between(before, after), _between(begun, after)
         return TypedAnswer(
             name=prompt.name, prompt_tokens=prompt.tokens, last_pause_seconds=prompt.last_pause_seconds,
             prefilled_tokens=warmth.prefilled_tokens, ahead_tokens=warmth.speculated_tokens,
-            saved_seconds=warmth.saved_seconds, first_token_seconds=first - entered,
+            left_tokens=0 if warmth.speculated_tokens else whole - warmth.prefilled_tokens,
+            saved_seconds=warmth.saved_seconds, overrun_seconds=overrun, first_token_seconds=first - entered,
             first_tokens_seconds=done - entered, stall_seconds=spent.stall_seconds + spent.late_seconds,
-            misses=spent.misses, token_ids=tuple(tokens),
+            decode_stall_seconds=decoding.stall_seconds + decoding.late_seconds,
+            misses=spent.misses, decode_misses=decoding.misses, token_ids=tuple(tokens),
         )  # fmt: skip
 
     def _work(self) -> None:
@@ -122,6 +137,10 @@ class Typist:
                 continue
             wake = drafts.next_wake()
             clock.wait_until(moment if wake is None else min(moment, max(wake, now)))
+
+
+def _between(before: LadderCounters | None, after: LadderCounters | None) -> LadderCounters:
+    return LadderCounters() if before is None or after is None else after - before
 
 
 def pause_allows(prompt: TypedPrompt) -> bool:

@@ -37,8 +37,10 @@ def show_timings(completion: "Completion", counters: "LadderCounters | None") ->
 
 
 def show_prediction(pipe: "Pipeline") -> None:
-    """One line where a trial of the predictors has ended: who is on, or that none pays."""
+    """One line where a trial of the predictors has ended: who is on, or that none pays; and where none is tried."""
     line = pipe.prediction.line() if pipe.prediction is not None else None
+    if pipe.config.device == "cuda" and not pipe.budget.resident:
+        line = "prediction: none on a GPU, where answers bring experts on demand; `bench decode --predict` measures it"
     if line is not None:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"[dim]{line}[/dim]")
 
@@ -51,6 +53,14 @@ def show_quality(completion: "Completion", pipe: "Pipeline", asked: str) -> None
     if pipe.quality is not None and completion.substituted is not None:
         line = pipe.quality.line(completion.substituted)
     Console(stderr=True, highlight=False, soft_wrap=True).print(f"[dim]{line}[/dim]")
+
+
+def show_cover(completion: "Completion", asked: str | None) -> None:
+    """One line where cover tokens were asked for."""
+    if asked is not None:
+        covered = completion.covered
+        line = "cover: every expert is resident, nothing was covered" if covered is None else covered.line()
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[dim]{line}[/dim]")
 
 
 def quality_json(completion: "Completion", pipe: "Pipeline") -> dict[str, Any] | None:

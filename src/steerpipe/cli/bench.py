@@ -103,6 +103,7 @@ def typing(
     ] = None,
     texts: Annotated[Path | None, typer.Option(help="JSON lines of prompts, typed with the log's timing")] = None,
     prompts: Annotated[int, typer.Option(help="how many, at most")] = 100,
+    skip: Annotated[int, typer.Option(min=0, help="of the log, so many first: to measure in parts")] = 0,
     arms: Annotated[str, typer.Option(help="what is done while typing: nothing,prefill,…,all")] = "nothing,prefill,all",
     cold: Annotated[bool, typer.Option("--cold", help="every prompt finds an empty cache of experts")] = False,
     real_time: Annotated[
@@ -131,6 +132,6 @@ def typing(
             "fast_memory": fast_memory, "ram": ram, "pace": pace, "dtype": dtype, "threads": threads,
             "profile": False, "predict": "off",
         }  # fmt: skip
-        typing_command.run(model, load_config(flags), log, texts, prompts, options, json_file)
+        typing_command.run(model, load_config(flags), log, texts, prompts, options, json_file, skip)
 
     guarded(run, debug)

@@ -34,6 +34,9 @@ def chat(
     fast_memory: Annotated[str | None, typer.Option(help="slots for experts: auto, 4GiB, or 25% of them")] = None,
     ram: Annotated[str | None, typer.Option(help="memory for experts in RAM, slots included without a GPU")] = None,
     pace: Annotated[str | None, typer.Option(help="slow the link to so many bytes per second")] = None,
+    cover: Annotated[
+        str | None, typer.Option(help="first tokens that do not wait for experts, a number or auto; changes text")
+    ] = None,
     predict: Annotated[str | None, typer.Option(help="move experts before they are needed: auto or off")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with a table named engine")] = None,
     debug: Debug = False,
@@ -47,7 +50,7 @@ def chat(
 
     flags = {
         "dtype": dtype, "device": device, "threads": threads, "max_context": max_context, "fast_memory": fast_memory,
-        "ram": ram, "pace": pace, "predict": predict,
+        "ram": ram, "pace": pace, "cover": cover, "predict": predict,
     }  # fmt: skip
     sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
 

@@ -141,7 +141,10 @@ def report_line(turn: TurnReport) -> str:
     experts = turn.experts
     hits = f" · {experts.hits / experts.leased:.0%} of experts were there" if experts and experts.leased else ""
     saved = f" · typing saved {turn.saved_seconds * 1e3:.0f} ms" if turn.saved_seconds else ""
-    return f"first token after {turn.first_token_seconds * 1e3:.0f} ms{speed}{hits}{saved} · {turn.finish_reason.value}"
+    covered = turn.covered
+    cover = f" · {covered.tokens} tokens covered {covered.seconds * 1e3:.0f} ms" if covered and covered.tokens else ""
+    first = f"first token after {turn.first_token_seconds * 1e3:.0f} ms"
+    return f"{first}{speed}{hits}{saved}{cover} · {turn.finish_reason.value}"
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steerpipe.cli.answers import quality_json, show_memory, show_prediction, show_quality, show_timings
+from steerpipe.cli.answers import quality_json, show_cover, show_memory, show_prediction, show_quality, show_timings
 from steerpipe.cli.shared import Debug, Json, Model, app, guarded, progress_bar, quiet_transformers
 from steerpipe.core.errors import InputError
 from steerpipe.core.timeline import Timeline
@@ -56,6 +56,9 @@ def generate(
         typer.Option(help="answers without missing experts: exact, high, balanced, fast, a miss policy, or a plan"),
     ] = None,
     quality_profile: Annotated[str | None, typer.Option(help="what `steerpipe calibrate` wrote")] = None,
+    cover: Annotated[
+        str | None, typer.Option(help="first tokens that do not wait for experts, a number or auto; changes text")
+    ] = None,
     predict: Annotated[str | None, typer.Option(help="move experts before they are needed: auto or off")] = None,
     profile: Annotated[
         bool | None,
@@ -76,8 +79,8 @@ def generate(
     flags = {
         "dtype": dtype, "device": device, "threads": threads, "max_context": max_context,
         "prefill_chunk": prefill_chunk, "kv_memory": kv_memory, "fast_memory": fast_memory, "ram": ram, "pin": pin,
-        "pace": pace, "policy": policy, "quality": quality, "quality_profile": quality_profile, "predict": predict,
-        "profile": profile, "cache_dir": cache_dir,
+        "pace": pace, "policy": policy, "quality": quality, "quality_profile": quality_profile, "cover": cover,
+        "predict": predict, "profile": profile, "cache_dir": cache_dir,
     }  # fmt: skip
     sampling = {
         "max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
@@ -101,6 +104,7 @@ def generate(
             _tell(answer, pipe, before, as_json=as_json)
             if not as_json:
                 show_quality(answer.completion, pipe, settings.quality)
+                show_cover(answer.completion, settings.cover)
             if spans is not None and timeline is not None:
                 spans.write(timeline)
 
@@ -123,7 +127,7 @@ def _tell(answer: "Answer", pipe: "Pipeline", before: "LadderCounters | None", *
 
 def completion_json(completion: "Completion", pipe: "Pipeline") -> dict[str, Any]:
     """The form of `generate --json`. `logprobs` is null unless asked for, `experts` and
-    `prediction` where every expert is resident, `quality` where the answer is exact."""
+    `prediction` where every expert is resident, `quality` and `cover` where the answer is exact."""
     decode, counters = pipe.codec.decode, pipe.counters()
     entries = [
         {
@@ -146,6 +150,7 @@ def completion_json(completion: "Completion", pipe: "Pipeline") -> dict[str, Any
         "experts": counters and counters.as_json(),
         "prediction": pipe.prediction and pipe.prediction.as_json(),
         "quality": quality_json(completion, pipe),
+        "cover": completion.covered and completion.covered.as_json(),
     }
 
 

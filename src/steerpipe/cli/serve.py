@@ -37,12 +37,19 @@ def serve(
     threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
     max_context: Annotated[int | None, typer.Option(help="tokens of prompt and answer together")] = None,
     prefill_chunk: Annotated[int | None, typer.Option(help="prompt tokens per step, a multiple of 16")] = None,
-    kv_memory: Annotated[str | None, typer.Option(help="memory for keys and values, such as 512MiB")] = None,
+    kv_memory: Annotated[
+        str | None, typer.Option(help="for keys and values: 512MiB, or shared: pages of the fast memory (CPU)")
+    ] = None,
     fast_memory: Annotated[str | None, typer.Option(help="slots for experts: auto, 4GiB, or 25% of them")] = None,
     ram: Annotated[str | None, typer.Option(help="memory for experts in RAM, slots included without a GPU")] = None,
     pin: Annotated[str | None, typer.Option(help="how much of it a GPU copies from directly: auto, 8GiB, 0")] = None,
     pace: Annotated[str | None, typer.Option(help="slow the link to the experts to so many bytes per second")] = None,
     policy: Annotated[str | None, typer.Option(help="who leaves a slot first: auto, reuse, lfru or lru")] = None,
+    quality: Annotated[
+        str | None,
+        typer.Option(help="answers without missing experts: exact, high, balanced, fast, a miss policy, or a plan"),
+    ] = None,
+    quality_profile: Annotated[str | None, typer.Option(help="what `steerpipe calibrate` wrote")] = None,
     predict: Annotated[str | None, typer.Option(help="move experts before they are needed: auto or off")] = None,
     profile: Annotated[
         bool | None, typer.Option("--profile/--no-profile", help="learn from the last run, and let the next learn")
@@ -55,7 +62,8 @@ def serve(
     flags = {
         "max_batch": max_batch, "dtype": dtype, "device": device, "threads": threads, "max_context": max_context,
         "prefill_chunk": prefill_chunk, "kv_memory": kv_memory, "fast_memory": fast_memory, "ram": ram, "pin": pin,
-        "pace": pace, "policy": policy, "predict": predict, "profile": profile, "cache_dir": cache_dir,
+        "pace": pace, "policy": policy, "quality": quality, "quality_profile": quality_profile, "predict": predict,
+        "profile": profile, "cache_dir": cache_dir,
     }  # fmt: skip
 
     def run() -> None:
@@ -72,6 +80,8 @@ def serve(
             drafts=drafts,
         )  # fmt: skip
         engine = load_config(flags, file=config)
+        if engine.cover is not None:
+            raise ConfigError("the server has no cover tokens", fix="leave cover out; generate and chat have them")
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
         logging.getLogger("steerpipe.server").setLevel(logging.INFO)
         try:

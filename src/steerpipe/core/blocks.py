@@ -156,6 +156,11 @@ class Guessing(Protocol):
         """Whether nothing is left to send of what was expected."""
         ...
 
+    @property
+    def throttled(self) -> bool:
+        """Whether what is expected is not sent: too few of the last guesses were used. It ends after many `expect`."""
+        ...
+
     def pump(self) -> None:
         """Sends more of it, as far as the link is idle. Often, while a step runs; waits for nothing."""
         ...

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from steerpipe.core.config import EngineConfig
 from steerpipe.core.errors import CapacityError, ConfigError
 from steerpipe.core.geometry import SMALLEST_SLOTS
+from steerpipe.core.pages import PagePlan
 from steerpipe.core.units import format_bytes, parse_bytes
 
-_MARGIN = 0.1  # of the free memory, left for activations, slabs and the rest of the process
+MARGIN = 0.1  # of the free memory, left for activations, slabs and the rest of the process
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class ExpertBudget:
     reason: str
     pinned_bytes: int = 0  # of the RAM: page-locked, so that a GPU copies from it at the link's full rate
     ram_reason: str = "as set"
+    pages: PagePlan | None = None  # which the slots lie in, where keys and values take theirs from them
 
 
 def plan_budget(config: EngineConfig, facts: ExpertFacts, free_bytes: int) -> ExpertBudget:
@@ -101,12 +103,12 @@ def refuse_too_little(room: int, free_bytes: int, facts: ExpertFacts, what: str)
 
 
 def _automatic(facts: ExpertFacts, free_bytes: int, pace: float | None) -> ExpertBudget:
-    room = int(free_bytes * (1 - _MARGIN))
+    room = int(free_bytes * (1 - MARGIN))
     if facts.experts * facts.slot_bytes <= room and pace is None:
         return ExpertBudget(facts.experts, 0, None, resident=True, reason="all experts fit in memory")
     refuse_too_little(room, free_bytes, facts, "memory")
     slots = min(room // facts.slot_bytes, facts.experts)
-    return _within(slots, facts, 0, pace, f"what is free less {_MARGIN:.0%}", free_bytes)
+    return _within(slots, facts, 0, pace, f"what is free less {MARGIN:.0%}", free_bytes)
 
 
 def _within(

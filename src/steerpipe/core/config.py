@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from steerpipe.core.cover import MOST_TOKENS, is_cover
 from steerpipe.core.errors import ConfigError
 from steerpipe.core.geometry import CELL_ROWS
 from steerpipe.core.quality import Dial, MissPolicy
@@ -24,7 +25,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Policy = Literal["auto", "lru", "lfru", "reuse"]
 Predict = Literal["auto", "off"]
 
-
+SHARED = "shared"  # kv_memory: no memory of its own
 PREFIX = "STEERPIPE_"
 API_KEY = "STEERPIPE_API_KEY"  # of the server; a secret, so it is no setting that is shown or kept in a file
 # Kubernetes sets these in every pod beside a service that is called steerpipe; they are not ours.
@@ -40,7 +41,9 @@ class EngineConfig:
     threads: int | None = None  # CPU threads; None: one per usable core
     max_context: int | None = None  # tokens per sequence; None: the model's own limit, or what the memory holds
     prefill_chunk: int = 256  # tokens per prefill step
-    kv_memory: str | None = None  # "512MiB"; None: what the batch needs, within the memory that is free
+    # Keys and values: "512MiB"; "shared": pages of fast_memory, which experts have when keys and values do not; None:
+    # what the batch needs, within the memory that is free.
+    kv_memory: str | None = None
     max_batch: int = 8  # sequences decoded together
     fast_memory: str = "auto"  # slots for experts: "auto", bytes ("4GiB") or a share of all experts ("25%")
     # Bytes for experts in RAM. Without a GPU the slots are among them, and None means the slots alone; with one it is
@@ -54,6 +57,8 @@ class EngineConfig:
     # policy for all (surrogate …), or the path of a plan (.json). core.quality, docs/quality.md.
     quality: str = "exact"
     quality_profile: str | None = None  # what `steerpipe calibrate` wrote; None: the one beside the model
+    # So many first tokens of an answer do not wait for experts, which come meanwhile: "4", or "auto". Changes text.
+    cover: str | None = None
     predict: Predict = "auto"  # move experts before they are needed, where that is measured to pay; "off": never
     profile: bool = True  # what one run learnt about the experts warms the next
     cache_dir: str | None = None  # where checkpoints are kept as packs; None: steerpipe/ in the user's cache
@@ -124,7 +129,9 @@ _RULES: dict[str, _Rule] = {
     "threads": _count(most=256),  # torch crashes when the system refuses it a thread
     "max_context": _count(),
     "prefill_chunk": _count(CELL_ROWS),
-    "kv_memory": _Rule('an amount of bytes as text, such as "512MiB"', _is_amount),
+    "kv_memory": _Rule(
+        'an amount of bytes as text, such as "512MiB", or "shared"', lambda value: value == SHARED or _is_amount(value)
+    ),
     "max_batch": _count(),
     "fast_memory": _Rule('"auto", an amount of bytes such as "4GiB", or a share such as "25%"', _is_share_or_amount),
     "ram": _Rule('an amount of bytes as text, such as "512MiB"', _is_amount),
@@ -133,6 +140,7 @@ _RULES: dict[str, _Rule] = {
     "policy": _one_of("auto", "lru", "lfru", "reuse"),
     "quality": _Rule(f"one of {', '.join((*Dial, *MissPolicy))}, or the path of a plan (.json)", _is_quality),
     "quality_profile": _Rule("the path of a file", lambda value: isinstance(value, str) and bool(value.strip())),
+    "cover": _Rule(f'"auto", or a number of tokens as text, "1" to "{MOST_TOKENS}"', is_cover),
     "predict": _one_of("auto", "off"),
     "profile": _Rule("true or false", lambda value: isinstance(value, bool), _truth),
     "cache_dir": _Rule("the path of a folder", lambda value: isinstance(value, str) and bool(value.strip())),

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from steerpipe.core.cover import Covered
     from steerpipe.core.errors import SteerpipeError
     from steerpipe.core.ids import SequenceId
     from steerpipe.core.quality import Substituted
@@ -116,3 +117,4 @@ class Completion:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of every prompt token but the first, when asked for
     prompt_top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     substituted: "Substituted | None" = None  # of its expert uses; None: the engine is exact
+    covered: "Covered | None" = None  # its first tokens, where they did not wait for experts

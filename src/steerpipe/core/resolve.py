@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from steerpipe.core.budget import refuse_pin
-from steerpipe.core.config import EngineConfig
+from steerpipe.core.config import SHARED, EngineConfig
 from steerpipe.core.errors import CapacityError, ConfigError
 from steerpipe.core.geometry import KV_BLOCK_TOKENS
 from steerpipe.core.units import format_bytes, parse_bytes
@@ -69,7 +69,7 @@ def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
     blocks = kv_limit // block_bytes
     context, context_reason = _context(config, facts, blocks * KV_BLOCK_TOKENS, block_bytes)
     wanted = config.max_batch * -(-context // KV_BLOCK_TOKENS)
-    if config.kv_memory is None and wanted <= blocks:
+    if config.kv_memory in (None, SHARED) and wanted <= blocks:
         blocks, kv_reason = wanted, f"holds {config.max_batch} sequences of {context} tokens"
     return ResolvedConfig(
         dtype=dtype,
@@ -126,7 +126,16 @@ def _threads(config: EngineConfig, facts: Facts) -> tuple[int, str]:
 
 def _kv_limit(config: EngineConfig, facts: Facts, device: str, dtype: str) -> tuple[int, str]:
     """The most bytes that the KV cache may take."""
-    if config.kv_memory is not None:
+    if config.kv_memory == SHARED:
+        if device == "cuda":
+            raise ConfigError(
+                "kv_memory is shared, but on a GPU experts and keys and values lie apart",
+                fix="leave kv_memory out, or give it an amount such as 4GiB",
+            )
+        asked = _fast_bytes(config, facts, dtype)
+        if asked is not None:
+            return asked // 2, "half of the fast memory, whose pages it shares with experts"
+    elif config.kv_memory is not None:
         return parse_bytes(config.kv_memory), "as set"
     free = facts.free_cuda_bytes if device == "cuda" else facts.free_ram_bytes
     left = free - facts.resident_parameters * ITEM_BYTES[dtype]
@@ -135,6 +144,15 @@ def _kv_limit(config: EngineConfig, facts: Facts, device: str, dtype: str) -> tu
     if beside_all_experts // 2 >= left // 8:
         return max(0, beside_all_experts // 2), "half of the memory that the weights leave free"
     return max(0, left // 8), "an eighth of the memory that experts and keys and values share"
+
+
+def _fast_bytes(config: EngineConfig, facts: Facts, dtype: str) -> int | None:
+    """What was asked for as memory of experts; None: nothing in particular."""
+    if config.fast_memory == "auto":
+        return None if config.ram is None else parse_bytes(config.ram)
+    if config.fast_memory.endswith("%"):
+        return int(facts.expert_parameters * ITEM_BYTES[dtype] * float(config.fast_memory[:-1]) / 100)
+    return parse_bytes(config.fast_memory)
 
 
 def _context(config: EngineConfig, facts: Facts, tokens_that_fit: int, block_bytes: int) -> tuple[int, str]:
@@ -150,6 +168,6 @@ def _context(config: EngineConfig, facts: Facts, tokens_that_fit: int, block_byt
         raise CapacityError(
             f"the KV cache has room for {tokens_that_fit} tokens; one sequence of {wanted} is wanted "
             f"({KV_BLOCK_TOKENS} tokens take {format_bytes(block_bytes)})",
-            fix="raise kv_memory, lower max_context, or free memory",
+            fix="raise kv_memory (where it is shared: fast_memory), lower max_context, or free memory",
         )
     return tokens_that_fit, f"what the KV cache holds; the model's own limit is {facts.model_context}"

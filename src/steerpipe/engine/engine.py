@@ -202,6 +202,7 @@ class Engine:
         """When idle, nothing may be held but prompts that are kept for reuse, and answers that were prepared."""
         leaked = self._pool.live_blocks - self._prefixes.held_blocks - self._scheduler.parked_blocks
         assert not self.idle or leaked == 0, f"{leaked} KV blocks leaked"
+        self._pool.check_integrity()
 
     def _prefill(self, step: PrefillStep) -> list[Event]:
         sequence = step.sequence

@@ -66,7 +66,7 @@ class PrefixStore:
         if not kv.length:
             return
         self._kept.append(new)
-        if len(self._kept) > _MOST_PREFIXES:
+        while len(self._kept) > 1 and self._too_many:
             self._drop(self._kept[0])
 
     def shared(self, scope: str, ids: Items[int]) -> int:
@@ -95,6 +95,14 @@ class PrefixStore:
     def clear(self) -> None:
         for prefix in list(self._kept):
             self._drop(prefix)
+
+    @property
+    def _too_many(self) -> bool:
+        if len(self._kept) > _MOST_PREFIXES:
+            return True
+        pool = self.pool
+        most = pool.keepable_blocks
+        return most < pool.capacity_blocks and pool.held_only_by(prefix.kv for prefix in self._kept) > most
 
     def _drop(self, prefix: _Prefix) -> None:
         self._kept.remove(prefix)

@@ -60,6 +60,15 @@ class KvPool:
     def live_blocks(self) -> int:
         return self._live
 
+    @property
+    def keepable_blocks(self) -> int:
+        """How many may stay in use for prompts that nobody asks for now, beside the last."""
+        return self.capacity_blocks
+
+    def check_integrity(self) -> None:
+        """Asserts that every block is live or idle, once."""
+        assert len({id(block) for block in self._idle}) == len(self._idle), "a KV block is idle twice"
+
     def sequence(self) -> "KvSequence":
         return KvSequence(self)
 
@@ -70,28 +79,35 @@ class KvPool:
                 f"all {self.capacity_blocks} KV blocks ({self.capacity_blocks * BLOCK} tokens) are in use",
                 fix="wait for an answer to end, ask for a shorter one, or raise kv_memory",
             )
+        block = self._spare()
+        block.memory.zero_()  # a masked key's probability is 0, and 0 times a stale infinity is not
+        block.holders = 1
         self._live += 1
-        if self._idle:
-            block = self._idle.pop()
-            block.memory.zero_()  # a masked key's probability is 0, and 0 times a stale infinity is not
-            block.holders = 1
-            return block
-        return self._new()
+        return block
 
     def drop(self, block: _Block) -> None:
         assert block.holders > 0, "a KV block was freed twice"
         block.holders -= 1
         if block.holders == 0:
             self._live -= 1
-            self._idle.append(block)
+            self._rest(block)
 
     def held_only_by(self, sequences: "Iterable[KvSequence]") -> int:
         """Blocks that would be free if these sequences were."""
         held = Counter(block for sequence in sequences for block in sequence.blocks)
         return sum(block.holders == times for block, times in held.items())
 
-    def _new(self) -> _Block:
-        memory = torch.zeros(sum(self._values), dtype=self.dtype, device=self.device)
+    def _spare(self) -> _Block:
+        """A block that nobody holds, with whatever was left in it."""
+        if self._idle:
+            return self._idle.pop()
+        return self._cut(torch.empty(sum(self._values), dtype=self.dtype, device=self.device))
+
+    def _rest(self, block: _Block) -> None:
+        """Nobody holds the block any more."""
+        self._idle.append(block)
+
+    def _cut(self, memory: Tensor) -> _Block:
         layers = [
             part.view(2, layer.attention.kv_heads, BLOCK, layer.attention.head_dim)
             for part, layer in zip(memory.split(self._values), self.spec.layers, strict=True)

@@ -40,7 +40,7 @@ def load_reuse(path: Path, device: torch.device | str = "cpu", here: ModelMark |
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is not a dict
     except FileNotFoundError:
-        raise InputError(f"{path} does not exist", fix="train a reuse forecast: benchmarks/train_reuse.py") from None
+        raise InputError(f"{path} does not exist", fix="train one first: steerpipe train reuse") from None
     except (SafetensorError, OSError) as problem:
         raise DamagedFileError(f"{path} is damaged: {problem}", fix="copy the file again, or train it again") from None
     said = _said(path, metadata)
@@ -62,7 +62,7 @@ def _said(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
         said = json.loads(metadata["steerpipe"])
         schema, kind = said["schema"], said["kind"]
     except (KeyError, TypeError, ValueError):
-        raise InputError(f"{path} is no reuse forecast", fix="give a file that train_reuse.py wrote") from None
+        raise InputError(f"{path} is no reuse forecast", fix="give a file that `steerpipe train reuse` wrote") from None
     if kind != KIND or schema != _SCHEMA:
         raise InputError(
             f"{path} is of kind {kind!r}, schema {schema}; wanted is {KIND!r}, schema {_SCHEMA}",

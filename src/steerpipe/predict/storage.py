@@ -56,14 +56,27 @@ def restored(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _as_int4(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """Two numbers from -7 to 7 in a byte, the even one in its low half."""
-    width = tensor.shape[-1]
-    grouped = F.pad(tensor, (0, -width % _GROUP)).unflatten(-1, (-1, _GROUP))  # [..., groups, 32]
+def in_four_bits(tensor: Tensor) -> Tensor:
+    """What INT4 leaves of it, on its own device; a tensor that is too narrow for 4 bits stays as it is."""
+    if tensor.shape[-1] < _LEAST_WIDTH:
+        return tensor
+    levels, scale = _levels(tensor)
+    return (levels * scale.float()).flatten(-2)[..., : tensor.shape[-1]]
+
+
+def _levels(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """(whole numbers from -7 to 7 [..., groups, 32], their scales [..., groups, 1] in 16 bits)."""
+    grouped = F.pad(tensor, (0, -tensor.shape[-1] % _GROUP)).unflatten(-1, (-1, _GROUP))
     scale = (grouped.abs().amax(-1, keepdim=True) / 7).clamp_min(2**-14).half()
-    levels = ((grouped / scale.float()).round().clamp(-7, 7) + 8).to(torch.uint8).flatten(-2)
-    packed = levels[..., 0::2] | levels[..., 1::2] << 4
-    return {name: packed, name + _GROUP_SCALE: scale.squeeze(-1), name + _WIDTH: torch.tensor(width)}
+    return (grouped / scale.float()).round().clamp(-7, 7), scale
+
+
+def _as_int4(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """Two numbers in a byte, the even one in its low half."""
+    levels, scale = _levels(tensor)
+    bytes_of = (levels + 8).to(torch.uint8).flatten(-2)
+    packed = bytes_of[..., 0::2] | bytes_of[..., 1::2] << 4
+    return {name: packed, name + _GROUP_SCALE: scale.squeeze(-1), name + _WIDTH: torch.tensor(tensor.shape[-1])}
 
 
 def _from_int4(packed: Tensor, scale: Tensor, width: int) -> Tensor:

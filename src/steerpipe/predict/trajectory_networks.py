@@ -34,7 +34,10 @@ class HistoryMlp(nn.Module):
 
 
 class HistoryLstm(nn.Module):
-    """Two layers of 256; the last state speaks."""
+    """Two layers of 256; the last state speaks.
+
+    The steps are written out: many of these networks learn as one batch, for which the library's LSTM has no rule.
+    """
 
     def __init__(self, experts: int) -> None:
         super().__init__()
@@ -42,9 +45,34 @@ class HistoryLstm(nn.Module):
         self.out = nn.Linear(256, experts)
 
     def forward(self, history: Tensor) -> Tensor:
-        states, _ = self.lstm(history)
-        logits: Tensor = self.out(states[:, -1])
+        x = history  # [R, S, E]
+        for ih, hh, ih_bias, hh_bias in self.lstm.all_weights:
+            x = _recur(F.linear(x, ih, ih_bias + hh_bias), hh)  # [R, S, 256]
+        logits: Tensor = self.out(x[:, -1])
         return logits
+
+    @torch.no_grad()
+    def start_at(self, rates: Tensor) -> None:
+        """Before training: the experts' `rates` [E] as the first answer, and inputs that are heard.
+
+        From PyTorch's own start every weight first learns the rates, and within 20 steps of nano the last state is the
+        same for every history: the network hears nothing any more.
+        """
+        self.out.bias.copy_(torch.logit(rates, eps=1e-4))
+        for (weight, *_), std in zip(self.lstm.all_weights, (0.5, 0.125), strict=True):
+            nn.init.normal_(weight, std=std)
+
+
+def _recur(driven: Tensor, weight: Tensor) -> Tensor:
+    """States of one layer: what its inputs say [R, S, 4 x 256] → [R, S, 256]."""
+    state = cell = torch.zeros_like(driven[:, 0, : weight.shape[1]])
+    states = []
+    for step in range(driven.shape[1]):
+        enter, keep, new, show = (driven[:, step] + F.linear(state, weight)).chunk(4, dim=-1)
+        cell = torch.sigmoid(keep) * cell + torch.sigmoid(enter) * torch.tanh(new)
+        state = torch.sigmoid(show) * torch.tanh(cell)
+        states.append(state)
+    return torch.stack(states, dim=1)
 
 
 class ExpertTransformer(nn.Module):

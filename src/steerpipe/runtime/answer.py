@@ -12,6 +12,7 @@ from steerpipe.core.events import Completion, SequenceFailed, TokenEvent
 from steerpipe.core.ids import SequenceId
 from steerpipe.engine.engine import Engine, Event
 from steerpipe.engine.request import Request
+from steerpipe.runtime.cover import CoverDesk
 from steerpipe.runtime.quality_accounts import Accounts
 
 
@@ -21,17 +22,23 @@ class AnswerDesk:
     `threads` is torch's, which belong to the process: they are set before a step where another engine changed them.
     """
 
-    def __init__(self, engine: Engine, threads: int, accounts: Accounts | None = None) -> None:
-        """`accounts` of what lossy answers to a miss have substituted; None: the engine is exact."""
+    def __init__(
+        self, engine: Engine, threads: int, accounts: Accounts | None = None, cover: CoverDesk | None = None
+    ) -> None:
+        """`accounts` of what lossy answers to a miss have substituted; None: the engine is exact. `cover`: of first
+        tokens that do not wait."""
         self.engine = engine
         self._threads = threads
         self._accounts = accounts
+        self._cover = cover
         self._waiting: dict[SequenceId, deque[Event]] = {}
         self._answers: weakref.WeakValueDictionary[SequenceId, Answer] = weakref.WeakValueDictionary()
 
     def submit(self, request: Request) -> "Answer":
         """Raises RequestError if the request could never run."""
         sequence_id = self.engine.submit(request)
+        if self._cover is not None:
+            self._cover.cover(sequence_id)
         self._waiting[sequence_id] = deque()
         answer = self._answers[sequence_id] = Answer(self, sequence_id)
         weakref.finalize(answer, self.forget, sequence_id).atexit = False  # an answer that nobody holds is not computed
@@ -60,6 +67,8 @@ class AnswerDesk:
         self.engine.cancel(sequence_id)
         self._waiting.pop(sequence_id, None)
         completion = self.engine.take_completion(sequence_id)
+        if self._cover is not None:
+            return replace(completion, covered=self._cover.take(sequence_id))
         if self._accounts is None:
             return completion
         return replace(completion, substituted=self._accounts.take(sequence_id))
@@ -68,6 +77,8 @@ class AnswerDesk:
         """Ends a sequence whose answer is not wanted any more and leaves nothing of it behind."""
         self.engine.discard(sequence_id)
         self._waiting.pop(sequence_id, None)
+        if self._cover is not None:
+            self._cover.take(sequence_id)
 
 
 class Answer:

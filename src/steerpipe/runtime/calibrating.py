@@ -65,7 +65,7 @@ def open_subject(model: str | Path | None, config: EngineConfig, progress: Progr
     torch.set_num_threads(resolved.threads)
     dtype = getattr(torch, resolved.dtype)
     budget = settle_budget(config, resolved, facts, expert_facts(pack, dtype, "cpu"))
-    weights = build_weights(spec, pack.family.names, pack.read_dense(), dtype, CPU)
+    weights = build_weights(spec, pack.family.names, pack.dense(dtype), dtype, CPU)
     opened = open_experts(pack, budget, "lfru", dtype, CPU, progress)
     lookahead = find_lookahead(spec, weights, folder)
     vectors = None if lookahead.defaults is None else lookahead.defaults.vectors

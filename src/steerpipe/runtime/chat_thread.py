@@ -9,69 +9,31 @@ import threading
 import time
 from dataclasses import dataclass
 from enum import Enum
-from typing import Self, TypeAlias
 
+from steerpipe.core.cover import Covered
 from steerpipe.core.errors import SteerpipeError
-from steerpipe.core.events import FinishReason, SequenceFailed, TokenEvent
+from steerpipe.core.events import SequenceFailed, TokenEvent
 from steerpipe.core.ids import SequenceId
 from steerpipe.core.sampling import SamplingSettings
 from steerpipe.engine.engine import Event
 from steerpipe.engine.tokenizer import ChatMessage
 from steerpipe.intake.difference import edit_between
 from steerpipe.intake.edits import DraftEdit
+from steerpipe.runtime.chat_turn import Answer, TurnReport, Words
 from steerpipe.runtime.drafts import DraftId, DraftWork, Warmth
 from steerpipe.runtime.pipeline import Pipeline
 from steerpipe.transfer.counters import LadderCounters
 
+__all__ = ["Answer", "ChatThread", "TurnReport"]
+
 _SCOPE = "chat"
-_NOTHING = DraftWork(prefill=False, ahead_tokens=0, forecast=False, guess=False)
-
-
-@dataclass(frozen=True, slots=True)
-class TurnReport:
-    """How one answer went. `experts`: what the memory ladder did from Enter on; None: every expert is resident."""
-
-    prompt_tokens: int
-    cached_tokens: int
-    tokens: int
-    first_token_seconds: float
-    seconds: float  # from the first token to the last
-    ahead_tokens: int
-    saved_seconds: float
-    finish_reason: FinishReason
-    experts: LadderCounters | None
-
-
-_Words: TypeAlias = queue.SimpleQueue[str | TurnReport | Exception]
-
-
-class Answer:
-    """The text of one answer as it comes, and last how it went. Raises what it failed with.
-
-    It is no generator: an interrupt while it waits does not end it.
-    """
-
-    def __init__(self, words: _Words) -> None:
-        self._words = words
-        self._ended = False
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> str | TurnReport:
-        if self._ended:
-            raise StopIteration
-        word = self._words.get()
-        self._ended = not isinstance(word, str)
-        if isinstance(word, Exception):
-            raise word
-        return word
+_NOTHING = DraftWork(prefill=False, ahead_tokens=0, forecast=False, guess=False, promote=False)
 
 
 @dataclass(frozen=True, slots=True)
 class _Enter:
     text: str
-    words: _Words
+    words: Words
 
 
 class _Signal(Enum):
@@ -206,6 +168,8 @@ class ChatThread:
             self._draft = self._open()
             asked.words.put(error)
             return
+        if self._pipe.cover is not None and not warmth.speculated_tokens:  # what was begun ahead has its experts
+            self._pipe.cover.cover(sequence)
         self._answering = _Turn(sequence, asked, entered, warmth, experts)
 
     def _hear(self, event: Event) -> None:
@@ -215,6 +179,7 @@ class ChatThread:
         if isinstance(event, SequenceFailed):
             self._answering = None
             self._draft = self._open()
+            self._take_covered(turn)
             turn.asked.words.put(event.error)
         elif isinstance(event, TokenEvent):
             turn.first = turn.first or time.perf_counter()
@@ -240,8 +205,12 @@ class ChatThread:
             ahead_tokens=turn.warmth.speculated_tokens, saved_seconds=turn.warmth.saved_seconds,
             finish_reason=done.finish_reason,
             experts=None if after is None or turn.experts is None else after - turn.experts,
+            covered=self._take_covered(turn),
         )  # fmt: skip
         turn.asked.words.put(report)
+
+    def _take_covered(self, turn: _Turn) -> Covered | None:
+        return None if self._pipe.cover is None else self._pipe.cover.take(turn.sequence)
 
     def _open(self) -> DraftId:
         return self._drafts.open(_SCOPE, self._history, settings=self._settings)

@@ -11,7 +11,7 @@ from steerpipe.core.errors import InputError
 from steerpipe.core.ids import ExpertId
 from steerpipe.model.spec import ModelSpec
 from steerpipe.predict.openings import FIRST_TOKENS, OpeningTable, find_openings
-from steerpipe.runtime.draft_plan import OpeningPlan, plan_opening
+from steerpipe.runtime.draft_plan import OpeningPlan, plan_opening, plan_promotion
 from steerpipe.runtime.draft_routing import DraftRouting, Routing
 from steerpipe.store.policies import Lfru
 from steerpipe.transfer.source import LadderSource
@@ -32,6 +32,7 @@ class DraftForecast:
     """One for a ladder on the CPU. Engine's thread; never waits."""
 
     def __init__(self, source: LadderSource, table: OpeningTable, routing: DraftRouting) -> None:
+        self.moves = self.promotes = True  # into slots, and from the disk into RAM
         self.table = table
         self.routing = routing
         self._source = source
@@ -48,7 +49,10 @@ class DraftForecast:
         for each in routed:
             uses += each
         self._rates = self.table.forecast(uses, tokens + sum(tail.values())).reshape(-1)
-        self.move()
+        if self.promotes:
+            self.promote()
+        if self.moves:
+            self.move()
 
     def go_on(self) -> None:
         """Sends for more when what was sent for has landed."""
@@ -68,6 +72,15 @@ class DraftForecast:
         wanted = self._experts(self._plan.send)[:MOST_IN_FLIGHT]
         self.pending = self._moving.expect(wanted, self._experts(self._plan.keep)) > 0
 
+    def promote(self) -> None:
+        """What is likely and neither in a slot nor in RAM is read from the disk when nobody else reads."""
+        promotion = self._source.promotion
+        if promotion is None:
+            return
+        here = np.zeros(len(self._rates), dtype=np.bool_)
+        here[[self._number[expert] for expert in {*self._source.residents, *promotion.tier.held()}]] = True
+        promotion.expect(self._experts(plan_promotion(self._rates, here, promotion.tier.blocks)))
+
     @property
     def readiness(self) -> Readiness:
         if self._plan is None:
@@ -80,6 +93,8 @@ class DraftForecast:
         """Nobody types any more: what is on its way is cut, what has landed stays."""
         self._plan, self.pending = None, False
         self._moving.expect((), ())
+        if self._source.promotion is not None:
+            self._source.promotion.expect(())
 
     def _experts(self, numbers: NDArray[np.int64]) -> list[ExpertId]:
         return [self._source.experts[number] for number in numbers.tolist()]

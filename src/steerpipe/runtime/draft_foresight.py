@@ -93,8 +93,9 @@ class DraftForesight:
 
 def foresight_of(forecast: DraftForecast | None, codec: TextCodec, work: DraftWork) -> DraftForesight | None:
     """None: nothing is moved, because every expert is resident or nobody wants it."""
-    if forecast is None or not work.forecast:
+    if forecast is None or not (work.forecast or work.promote):
         return None
+    forecast.moves, forecast.promotes = work.forecast, work.promote
     prompts = TypedPrompts(codec)
     guesser = None
     if work.guess and prompts.rule is not None:

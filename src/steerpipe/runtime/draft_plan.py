@@ -13,6 +13,7 @@ from steerpipe.predict.openings import FIRST_TOKENS
 
 LEAST_USES = 0.5  # of a guess, among the first 16 tokens: below that it is not worth a transfer
 CLEARLY = 1.25  # times what it displaces
+PROMOTED_USES = 0.25  # of a guess, likewise: worth a place in RAM, which takes nobody's slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +41,14 @@ def plan_opening(
     paid = len(send) - len(displaced)
     better = np.count_nonzero(worth[send[paid:]][: len(displaced)] > CLEARLY * displaced)
     return OpeningPlan(send[: paid + better], wanted[present[wanted]], wanted)
+
+
+def plan_promotion(rates: NDArray[np.floating], here: NDArray[np.bool_], blocks: int) -> NDArray[np.int64]:
+    """Experts for a RAM tier of so many `blocks`, the likeliest first; `here`: who is there already, or in a slot.
+
+    At most half of the tier: what was read of late is not thrown away for guesses.
+    """
+    told = rates * FIRST_TOKENS
+    likely = np.argsort(-told, kind="stable")
+    chosen: NDArray[np.int64] = likely[(told[likely] >= PROMOTED_USES) & ~here[likely]][: blocks // 2]
+    return chosen

@@ -21,12 +21,13 @@ AHEAD_TOKENS = 8  # of an answer that is begun in a pause
 @dataclass(frozen=True, slots=True)
 class DraftWork:
     """What is done for drafts. `ahead_tokens` 0: no answer is begun before Enter. `forecast`: experts are moved, and
-    `guess`: as the unfinished end of the text says, too."""
+    `guess`: as the unfinished end of the text says, too. `promote`: likely ones come from the disk into RAM first."""
 
     prefill: bool = True
     ahead_tokens: int = AHEAD_TOKENS
     forecast: bool = True
     guess: bool = True
+    promote: bool = True
 
 
 @dataclass(frozen=True, slots=True)

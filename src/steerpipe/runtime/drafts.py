@@ -14,6 +14,7 @@ from steerpipe.core.errors import RequestError
 from steerpipe.core.ids import SequenceId
 from steerpipe.core.sampling import SamplingSettings
 from steerpipe.engine.engine import Engine
+from steerpipe.engine.request import Request
 from steerpipe.engine.tokenizer import ChatMessage, TextCodec
 from steerpipe.intake.edits import DraftEdit
 from steerpipe.model.cells import CELL
@@ -147,18 +148,19 @@ class Drafts:
         )
 
     def submit(
-        self, draft_id: DraftId, *, settings: SamplingSettings | None = None, batched: bool | None = None
+        self, draft_id: DraftId, *, settings: SamplingSettings | None = None, request: Request | None = None
     ) -> SequenceId:
         """Enter: the draft becomes a request, and `Engine.step` tells its tokens, those that are there already at once.
 
-        `settings` and `batched`: None for those that the draft was opened with. The draft is closed, unless
-        RequestError is raised: then it stays open.
+        `settings`: None for those that the draft was opened with. `request`: the same, made elsewhere; then the text is
+        not encoded here. The draft is closed, unless RequestError is raised: then it stays open.
         """
         draft = self._find(draft_id)
-        chosen = draft.settings if settings is None else settings
-        if chosen is None:
-            raise RequestError("the draft has no sampling settings", fix="give them when it is opened or submitted")
-        request = self._worker.request(draft, chosen, draft.batched if batched is None else batched)
+        if request is None:
+            chosen = draft.settings if settings is None else settings
+            if chosen is None:
+                raise RequestError("the draft has no sampling settings", fix="give them when it is opened or submitted")
+            request = self._worker.request(draft, chosen, draft.batched)
         begun = draft.begun
         if begun is not None and begun.request == request and self._engine.claim(begun.sequence):
             draft.begun = None

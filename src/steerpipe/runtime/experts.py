@@ -7,10 +7,14 @@ import torch
 
 from steerpipe.core.budget import ExpertBudget, ExpertFacts, plan_budget
 from steerpipe.core.budget_cuda import plan_cuda_budget
-from steerpipe.core.config import EngineConfig
+from steerpipe.core.budget_shared import plan_shared_budget
+from steerpipe.core.config import SHARED, EngineConfig
 from steerpipe.core.ids import ExpertId
 from steerpipe.core.protocols import ExpertSource
 from steerpipe.core.resolve import Facts, ResolvedConfig
+from steerpipe.model.kv_cache import KvPool
+from steerpipe.model.kv_pages import PagedKvPool
+from steerpipe.model.spec import ModelSpec
 from steerpipe.store.progress import Progress, silent
 from steerpipe.store.reader import Pack
 from steerpipe.store.resident import ResidentExperts
@@ -62,6 +66,11 @@ def expert_facts(pack: Pack, dtype: torch.dtype, device: str) -> ExpertFacts:
 def settle_budget(config: EngineConfig, resolved: ResolvedConfig, facts: Facts, experts: ExpertFacts) -> ExpertBudget:
     """What the experts get of the memory that dense weights and the KV cache leave."""
     dense_bytes = facts.resident_parameters * getattr(torch, resolved.dtype).itemsize
+    if config.kv_memory == SHARED:
+        block_bytes = resolved.kv_memory_bytes // resolved.kv_blocks
+        return plan_shared_budget(
+            config, experts, resolved.kv_blocks, block_bytes, facts.free_ram_bytes - dense_bytes
+        )  # fmt: skip
     taken = resolved.kv_memory_bytes + dense_bytes
     if resolved.device == "cuda":
         return plan_cuda_budget(config, experts, facts.free_cuda_bytes - taken, facts.free_ram_bytes)
@@ -84,9 +93,19 @@ def open_experts(
         return Opened(ResidentExperts.load(pack, dtype, device, progress), None)
     ladder = LadderSource.open(
         pack, slots=budget.slots, dtype=dtype, device=device, ram_bytes=budget.ram_bytes, policy=policy,
-        pace=budget.pace,
+        pace=budget.pace, shape=None if budget.pages is None else budget.pages.shape,
     )  # fmt: skip
     return Opened(ladder, ladder)
+
+
+def open_kv(
+    spec: ModelSpec, resolved: ResolvedConfig, dtype: torch.dtype, device: torch.device, source: ExpertSource | None
+) -> KvPool:
+    """Memory of its own, allocated as it is needed; or the pages of `source`, where it lends such."""
+    lender = source.lender if isinstance(source, LadderSource) else None
+    if lender is None:
+        return KvPool(spec, dtype, device, resolved.kv_blocks)
+    return PagedKvPool(spec, dtype, device, resolved.kv_blocks, pages=lender, page_blocks=lender.shape.blocks)
 
 
 def open_blocks(

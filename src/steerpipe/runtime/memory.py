@@ -4,7 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from steerpipe.core.budget import ExpertBudget, ExpertFacts
+from steerpipe.core.geometry import KV_BLOCK_TOKENS
+from steerpipe.core.pages import PagePlan
 from steerpipe.core.resolve import ITEM_BYTES, Facts, ResolvedConfig
+from steerpipe.core.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +26,12 @@ def memory_rows(
     kv_why = next(choice.reason for choice in config.choices if choice.name == "kv_memory")
     rows = [
         MemoryRow("dense weights", fast, facts.resident_parameters * ITEM_BYTES[config.dtype], config.dtype),
-        MemoryRow("keys and values, at most", fast, config.kv_memory_bytes, kv_why),
     ]
-    if experts.experts:
+    if budget.pages is not None:
+        rows.append(_shared(budget.pages, config.kv_memory_bytes, budget.reason))
+    else:
+        rows.append(MemoryRow("keys and values, at most", fast, config.kv_memory_bytes, kv_why))
+    if experts.experts and budget.pages is None:
         share = budget.slots / experts.experts
         held = "as packed" if config.device == "cuda" else "compute-ready"
         slots = f"{budget.slots} of {experts.experts} experts ({share:.1%}), {held}: {budget.reason}"
@@ -35,6 +41,14 @@ def memory_rows(
         pace = f", slowed to {budget.pace / 1e9:.3g} GB/s" if budget.pace else ""
         rows.append(MemoryRow("all experts", "disk", experts.experts * experts.block_bytes, f"the pack{pace}"))
     return tuple(rows)
+
+
+def _shared(plan: PagePlan, kv_bytes: int, reason: str) -> MemoryRow:
+    """On a CPU."""
+    shape = plan.shape
+    each = f"{format_bytes(shape.page_bytes)}: {shape.slots} experts, or {shape.blocks * KV_BLOCK_TOKENS} tokens"
+    why = f"{plan.pages} pages of {each}; keys and values take at most {format_bytes(kv_bytes)}: {reason}"
+    return MemoryRow("experts, and keys and values", "RAM", plan.total_bytes, why)
 
 
 def _behind(budget: ExpertBudget, block_bytes: int) -> Iterator[MemoryRow]:

@@ -18,6 +18,7 @@ from steerpipe.core.blocks import BlockSource
 from steerpipe.core.config import EngineConfig, cache_folder, load_config
 from steerpipe.core.errors import ConfigError, RequestError
 from steerpipe.core.events import Completion
+from steerpipe.core.pages import PageCounts
 from steerpipe.core.protocols import ExpertSource, ForwardTap, RoutingSink
 from steerpipe.core.resolve import Facts, ResolvedConfig, resolve
 from steerpipe.core.sampling import SamplingSettings
@@ -31,10 +32,11 @@ from steerpipe.model.kv_cache import KvPool
 from steerpipe.model.weights import ModelWeights, build_weights
 from steerpipe.predict.reuse import ReuseForecast
 from steerpipe.runtime.answer import Answer, AnswerDesk
+from steerpipe.runtime.cover import CoverDesk, check_cover, open_cover
 from steerpipe.runtime.draft_forecast import DraftForecast, draft_forecast
 from steerpipe.runtime.draft_foresight import foresight_of
 from steerpipe.runtime.drafts import Drafts, DraftWork
-from steerpipe.runtime.experts import Ladder, Opened, expert_facts, open_blocks, open_experts, settle_budget
+from steerpipe.runtime.experts import Ladder, Opened, expert_facts, open_blocks, open_experts, open_kv, settle_budget
 from steerpipe.runtime.facts import gather_facts
 from steerpipe.runtime.generation import GenerationDefaults, read_defaults
 from steerpipe.runtime.memory import memory_rows
@@ -97,6 +99,7 @@ class Pipeline:
         self._budget(config, facts)
         self.prediction: Prediction | None = None
         self.quality: Quality | None = None  # None: every answer is exact
+        self.cover: CoverDesk | None = None  # None: every token waits for its experts
         self._drafting: DraftForecast | None = None
         self._parts: _Working | None = self._build(config, sink, progress, timeline)
 
@@ -111,13 +114,15 @@ class Pipeline:
     ) -> _Working:
         torch.set_num_threads(self.config.threads)
         device, dtype = torch.device(self.config.device), getattr(torch, self.config.dtype)
-        chosen = choose(config, self.spec, self.folder, identity_of(self._pack), device=device.type)
-        weights = build_weights(self.spec, self._pack.family.names, self._pack.dense, dtype, device)
-        pool = KvPool(self.spec, dtype, device, capacity_blocks=self.config.kv_blocks)
+        identity = identity_of(self._pack)
+        chosen = choose(config, self.spec, self.folder, identity, device=device.type)
+        check_cover(config, self.spec, device=device.type)
+        weights = build_weights(self.spec, self._pack.family.names, self._pack.dense(dtype), dtype, device)
         if device.type == "cuda":
             from steerpipe.model.gpu.decoder import GpuDecoder  # Triton: only where there is a GPU
 
             blocks = open_blocks(self._pack, self.budget, settle_policy(config.policy, None), device, progress)
+            pool = open_kv(self.spec, self.config, dtype, device, None)
             decoder = GpuDecoder(self.spec, weights, pool, device, max_batch=self.config.max_batch)
             return self._join(decoder, blocks, pool, config, sink)
         forecast = None if self.budget.resident else reuse_for(self.folder, self.spec, self._pack.manifest.source)
@@ -125,8 +130,10 @@ class Pipeline:
         experts = open_experts(self._pack, self.budget, policy, dtype, device, progress)
         if isinstance(experts.source, LadderSource):
             self.quality = open_quality(chosen, config, self.spec, weights, self.folder, experts.source)
+            self.cover = open_cover(config, self.spec, weights, self.folder, experts.source, identity)
+        pool = open_kv(self.spec, self.config, dtype, device, experts.source)
         tap = self._tap(experts.source, weights, forecast, config, timeline)
-        desk = None if self.quality is None else self.quality.desk
+        desk = self.cover if self.quality is None else self.quality.desk
         return self._join(Decoder(self.spec, weights, device, tap, desk), experts, pool, config, sink)
 
     def _tap(
@@ -163,7 +170,7 @@ class Pipeline:
             profile = ProfileKeeper(opened.ladder, self._pack, cache_folder(config))
             profile.warm(self.budget.slots)
         accounts = None if self.quality is None else self.quality.desk.accounts
-        desk = AnswerDesk(engine, self.config.threads, accounts)
+        desk = AnswerDesk(engine, self.config.threads, accounts, self.cover)
         return _Working(desk, opened.source, opened.ladder, profile)
 
     def generate(self, prompt: Prompt, *, raw: bool = False, **sampling: Any) -> Completion:
@@ -220,6 +227,12 @@ class Pipeline:
         """What the memory ladder has done since the start; None where every expert is resident."""
         ladder = self._working.ladder
         return None if ladder is None or self.budget.resident else ladder.counters()
+
+    def pages(self) -> PageCounts | None:
+        """Who holds the pages that experts and keys and values share; None where they do not."""
+        source = self._working.experts
+        lender = source.lender if isinstance(source, LadderSource) else None
+        return None if lender is None else lender.counts()
 
     @property
     def experts(self) -> ExpertSource | BlockSource:

@@ -18,7 +18,7 @@ from steerpipe.server.chat import ChatWriter
 from steerpipe.server.completions import CompletionWriter
 from steerpipe.server.draft_line import DraftLine
 from steerpipe.server.events import ClientLeftError, EventStream
-from steerpipe.server.exposition import CONTENT_TYPE, counter, expose
+from steerpipe.server.exposition import CONTENT_TYPE, counter, expose, gauge
 from steerpipe.server.faults import ApiError, json_response
 from steerpipe.server.frontpage import add_page
 from steerpipe.server.guard import Guard
@@ -158,6 +158,7 @@ def add_state_routes(app: FastAPI, service: Service) -> None:
         observed, facts = await service.link.observe(), service.link.facts
         families = [*service.metrics.families()]
         families.append(counter("steerpipe_engine_restarts_total", "Engines that died.", service.link.restarts))
+        families.append(gauge("steerpipe_engine_unsent", "Messages that wait to be sent to it.", service.link.unsent))
         if observed is not None and facts is not None:
             families += engine_families(observed, facts)
         families += process_families({"server": os.getpid(), "engine": service.link.process_id})

@@ -45,14 +45,14 @@ class DraftDesk:
             self._drafts.close(own)
 
     def submit(self, name: DraftName, request: Request) -> SequenceId:
-        """Enter. `request` is the same as a whole, for an engine that does not know the draft. Raises RequestError."""
+        """Enter. `request` is the whole of it, encoded by the server. Raises RequestError."""
         own = self._ids.get(name)
         if own is None:
             return self._engine.submit(request)
         self._drafts.edit(own, self._typed.pop(name, ()))
         self._forget(name)
         try:
-            return self._drafts.submit(own, settings=request.settings, batched=request.batched)
+            return self._drafts.submit(own, request=request)
         except RequestError:
             self._drafts.close(own)
             raise

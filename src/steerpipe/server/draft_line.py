@@ -30,6 +30,8 @@ EXPIRE_SECONDS = 300.0  # without a key a draft is given up
 KEY_SECONDS = 30.0  # for the first message, where it has to show a key
 MOST_FAULTS = 100  # messages that make no sense; then the line is closed
 MOST_UNREAD = 4096  # messages that wait for a client to read them; then too
+MOST_UNSENT = 1 << 16  # characters that wait for the engine to read them
+_PACE_SECONDS = 0.01  # between two looks at that
 _CLOSE_SECONDS = 1.0  # for a line that is closed
 
 
@@ -122,6 +124,7 @@ class DraftLine:
             await self._open(said)
         elif isinstance(said, Edits):
             self._edit(said.stamped())
+            await self._keep_pace()
         elif isinstance(said, Submitted):
             await self._submit(said.text)
         elif said.type == "close":
@@ -154,6 +157,12 @@ class DraftLine:
             raise api_error(error, param="edits") from None
         finally:
             self._service.drafts.edit(name, tuple(done))
+
+    async def _keep_pace(self) -> None:
+        """Who types faster than the engine reads is not listened to meanwhile."""
+        service = self._service
+        while self._name is not None and not service.stopping and service.link.unread(self._name) > MOST_UNSENT:
+            await asyncio.sleep(_PACE_SECONDS)
 
     async def _submit(self, text: str | None) -> None:
         self._opened()

@@ -6,7 +6,6 @@ prompt) never stops the event loop, and the engine's words are always taken off 
 
 import asyncio
 import multiprocessing
-import queue
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +14,7 @@ from multiprocessing.context import SpawnProcess
 
 from steerpipe.core.config import EngineConfig
 from steerpipe.server.messages import FromEngine, Stop, ToEngine
+from steerpipe.server.outbox import Outbox
 from steerpipe.server.worker import run_engine
 
 _SPAWN = multiprocessing.get_context("spawn")  # a fork would copy threads' locks and CUDA's state
@@ -33,7 +33,7 @@ class Child:
         lost: "Callable[[Child], None]",
     ) -> None:
         self._connection, theirs = _SPAWN.Pipe()
-        self._outgoing: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
+        self.outbox = Outbox()
         self._loop, self._heard, self._lost = loop, heard, lost
         self.process: SpawnProcess = _SPAWN.Process(
             target=run_engine, args=(theirs, model, config), name="steerpipe-engine", daemon=True
@@ -44,11 +44,11 @@ class Child:
 
     def send(self, message: ToEngine) -> None:
         """Never waits, and never fails: if the process is gone, the listener says so."""
-        self._outgoing.put(message)
+        self.outbox.put(message)
 
     def forget(self) -> None:
         """The process is gone: its writer ends."""
-        self._outgoing.put(None)
+        self.outbox.close()
 
     def stop(self, gently: bool) -> None:
         """Waits for the process to end; kills it when it does not. One that loads listens to nobody."""
@@ -74,7 +74,7 @@ class Child:
             self._call(self._lost)
 
     def _write(self) -> None:
-        while (message := self._outgoing.get()) is not None:
+        while (message := self.outbox.take()) is not None:
             try:
                 self._connection.send(message)
             except OSError:

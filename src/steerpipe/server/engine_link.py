@@ -66,7 +66,9 @@ class EngineLink:
         self._numbers = itertools.count()
         self._groups: dict[Ticket, AnswerGroup] = {}
         self._held: list[Submit] = []  # until the engine is ready
-        self._observers: list[asyncio.Future[Observed | None]] = []
+        self._observers: list[asyncio.Future[Observed | None]] = []  # of the question that is under way
+        self._next_observers: list[asyncio.Future[Observed | None]] = []  # one more question serves all of them
+        self._next_watching = False
         self._predicts = True  # unless somebody switched it off
         self._settled = asyncio.Event()  # the first attempt to load has ended
         self._failures = 0  # attempts to load in a row
@@ -127,9 +129,20 @@ class EngineLink:
         if self.state is not EngineState.READY or self._child is None:
             return None
         future: asyncio.Future[Observed | None] = asyncio.get_running_loop().create_future()
-        self._observers.append(future)
-        self._child.send(Observe(watching))
+        self._next_observers.append(future)
+        self._next_watching |= watching
+        if not self._observers:
+            self._ask()
         return await future
+
+    @property
+    def unsent(self) -> int:
+        """Messages that wait to be sent to the engine."""
+        return 0 if self._child is None else len(self._child.outbox)
+
+    def unread(self, name: DraftName) -> int:
+        """How much of what was typed in a draft waits to be sent to the engine, in characters."""
+        return 0 if self._child is None else self._child.outbox.typed(name)
 
     def end_all(self) -> None:
         """Every sequence that waits or runs ends now, and is told why."""
@@ -167,7 +180,7 @@ class EngineLink:
         if isinstance(message, Stepped):
             self._deliver(message)
         elif isinstance(message, Observed):
-            self._answer_observer(self._observers.pop(0), message)
+            self._answer_observers(message)
         elif isinstance(message, Warmed):
             self.on_warmed(message)
         elif isinstance(message, Loading):
@@ -222,10 +235,21 @@ class EngineLink:
         self._held.clear()
         for group in groups.values():
             group.fail(failure)
-        while self._observers:
-            self._answer_observer(self._observers.pop(), None)
+        self._observers += self._next_observers
+        self._next_observers = []
+        self._answer_observers(None)
 
-    @staticmethod
-    def _answer_observer(future: "asyncio.Future[Observed | None]", observed: Observed | None) -> None:
-        if not future.done():  # whoever asked may have left
-            future.set_result(observed)
+    def _ask(self) -> None:
+        """Asks the engine once for all who wait to know."""
+        assert self._child is not None, "nobody asks an engine that is not there"
+        self._observers, self._next_observers = self._next_observers, []
+        watching, self._next_watching = self._next_watching, False
+        self._child.send(Observe(watching))
+
+    def _answer_observers(self, observed: Observed | None) -> None:
+        asked, self._observers = self._observers, []
+        for future in asked:
+            if not future.done():  # whoever asked may have left
+                future.set_result(observed)
+        if self._next_observers:
+            self._ask()

@@ -9,6 +9,8 @@ from enum import StrEnum
 from typing import NewType
 
 from steerpipe.core.events import FinishReason, PromptEvent, Timings, TokenEvent
+from steerpipe.core.pages import PageCounts
+from steerpipe.core.quality import Substituted
 from steerpipe.core.sampling import SamplingSettings
 from steerpipe.engine.engine import EngineLoad
 from steerpipe.engine.request import Request
@@ -150,12 +152,14 @@ class Ended:
     """The last word about a sequence that ended as it should.
 
     `experts` is what the memory ladder did between its submission and its end, for whomever; None: all are resident.
+    `substituted`: of its own expert uses; None: the engine is exact.
     """
 
     ticket: Ticket
     reason: FinishReason
     timings: Timings
     experts: LadderCounters | None
+    substituted: Substituted | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +180,14 @@ class Stepped:
 @dataclass(frozen=True, slots=True)
 class StepTimes:
     """Where the engine's own time goes. `overhead`: everything in a step but forward passes and choosing tokens, in
-    seconds in which its thread ran; what it waited meanwhile (for the pipe, for a core) is apart."""
+    seconds in which its thread ran; what it waited meanwhile (for the pipe, for a core) is apart; `wall`: both."""
 
     steps: int
     compute_seconds: float
     waited_seconds: float
     overhead_seconds: float
     overhead_counts: tuple[int, ...]  # steps per bucket of OVERHEAD_SECONDS, and above
+    wall_counts: tuple[int, ...]  # likewise
 
 
 OVERHEAD_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
@@ -197,6 +202,7 @@ class Observed:
     times: StepTimes
     map: tuple[str, ...]
     prediction: PredictionState | None
+    pages: PageCounts | None  # None: keys and values have memory of their own
 
 
 @dataclass(frozen=True, slots=True)

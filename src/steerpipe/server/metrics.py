@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from steerpipe.core.pages import PageCounts
 from steerpipe.runtime.view import count_places
 from steerpipe.server.exposition import Family, Histogram, counter, gauge, histogram
 from steerpipe.server.messages import OVERHEAD_SECONDS, Ended, Observed, Ready
@@ -105,14 +106,27 @@ def engine_families(observed: Observed, facts: Ready) -> Iterator[Family]:
     yield counter(f"{name}engine_waited_seconds_total", "The rest of steps, while the thread did not run.", waited)
     overhead = Histogram(OVERHEAD_SECONDS, list(times.overhead_counts), times.overhead_seconds)
     yield histogram(f"{name}scheduler_overhead_seconds", "The rest of a step, while its thread ran.", overhead)
+    wall = Histogram(OVERHEAD_SECONDS, list(times.wall_counts), times.overhead_seconds + times.waited_seconds)
+    yield histogram(f"{name}scheduler_wall_seconds", "The rest of a step, by the clock.", wall)
     where = {f"{row.what} ({row.where})": float(row.size_bytes) for row in facts.memory}
     yield gauge(f"{name}memory_bytes", "What lies where, as planned.", where, "what")
     yield gauge(f"{name}experts", "Experts by the best place that holds them.", dict(count_places(observed.map)),
                 "place")  # fmt: skip
+    if observed.pages is not None:
+        yield from _page_families(observed.pages)
     if observed.experts is not None:
         yield from _expert_families(observed.experts)
     if observed.prediction is not None:
         yield from prediction_families(observed.prediction, observed.experts)
+
+
+def _page_families(pages: PageCounts) -> Iterator[Family]:
+    name = "steerpipe_page"
+    holders = {"experts": float(pages.experts), "kv": float(pages.kv)}
+    yield gauge(f"{name}s", "Pages of fast memory, by what they hold.", holders, "holder")
+    yield counter(f"{name}s_taken_total", "Pages that keys and values took from the experts.", pages.taken)
+    yield counter(f"{name}s_returned_total", "Pages that they gave back.", pages.returned)
+    yield counter(f"{name}_moves_total", "Experts that made way and stayed in fast memory.", pages.moved)
 
 
 def _expert_families(counters: LadderCounters) -> Iterator[Family]:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from steerpipe.core.events import PromptEvent, TokenEvent
+from steerpipe.core.quality import Substituted
 from steerpipe.server.answers import Word
 from steerpipe.server.asking import Asked
 from steerpipe.server.faults import api_error
@@ -58,7 +59,7 @@ def usage_json(asked: Asked, outcomes: Sequence[Outcome], reasoning_tokens: int 
 
 
 def figures_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """`timings` and `experts`. Of several choices: tokens are summed, times are those of the slowest."""
+    """`timings`, `experts` and `quality`. Of several choices: tokens are summed, times are those of the slowest."""
     timings = [outcome.ended.timings for outcome in outcomes if outcome.ended is not None]
     if not timings:
         return {}
@@ -78,6 +79,21 @@ def figures_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
             "queued_ms": round(max(t.queued_ms for t in timings), 3),
         },
         "experts": experts_json(experts[-1]),
+        "quality": quality_json([outcome.ended.substituted for outcome in outcomes if outcome.ended is not None]),
+    }
+
+
+def quality_json(choices: Sequence[Substituted | None]) -> dict[str, Any] | None:
+    """How much of the answer's experts was not the routed expert's own output, all choices together; null: exact."""
+    found = [each for each in choices if each is not None]
+    if not found:
+        return None
+    total = sum(found, Substituted())
+    return {
+        "uses": total.uses,
+        "substituted": total.substituted,
+        "patched": total.patched,
+        "share": round(total.share, 6),
     }
 
 

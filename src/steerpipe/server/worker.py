@@ -94,6 +94,7 @@ class EngineLoop:
         self._waited_seconds = 0.0
         self._overhead_seconds = 0.0
         self._overhead_counts = [0] * (len(OVERHEAD_SECONDS) + 1)
+        self._wall_counts = [0] * (len(OVERHEAD_SECONDS) + 1)
 
     def run(self) -> None:
         """Until a Stop comes, or the server is gone (EOFError)."""
@@ -172,7 +173,9 @@ class EngineLoop:
         before, after = self._before[ticket], self._pipe.counters()
         self._forget(event.sequence)
         experts = None if before is None or after is None else after - before
-        return Ended(ticket, completion.finish_reason, completion.timings, experts)
+        quality = self._pipe.quality
+        substituted = None if quality is None else quality.desk.accounts.take(event.sequence)
+        return Ended(ticket, completion.finish_reason, completion.timings, experts, substituted)
 
     def _forget(self, sequence: SequenceId) -> None:
         ticket = self._tickets.pop(sequence)
@@ -186,9 +189,11 @@ class EngineLoop:
             self._waited_seconds,
             self._overhead_seconds,
             tuple(self._overhead_counts),
+            tuple(self._wall_counts),
         )
         onlooker = self._onlooker
-        return Observed(self._engine.load, self._pipe.counters(), times, onlooker.map(), onlooker.prediction())
+        pipe, load = self._pipe, self._engine.load
+        return Observed(load, pipe.counters(), times, onlooker.map(), onlooker.prediction(), pipe.pages())
 
     def _clock(self) -> tuple[float, float]:
         """Seconds beside computing: by the clock, and in which this thread ran."""
@@ -202,6 +207,7 @@ class EngineLoop:
         self._waited_seconds += max(0.0, wall - own)
         self._overhead_seconds += own
         self._overhead_counts[bisect_left(OVERHEAD_SECONDS, own)] += 1
+        self._wall_counts[bisect_left(OVERHEAD_SECONDS, wall)] += 1
 
     def _send(self, message: FromEngine) -> None:
         self._connection.send(message)

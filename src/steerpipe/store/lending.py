@@ -5,6 +5,7 @@ block it holds or given back.
 """
 
 from collections.abc import Collection
+from itertools import islice
 
 import numpy as np
 
@@ -32,6 +33,24 @@ class LendingTable(NumberedTable):
         self._reserved.add(slot)
         del self._free[-1]
         return Placement(slot, evicted)
+
+    def vacate(self, count: int, now: float, below: int, sparing: Collection[int]) -> list[Placement]:
+        """Evicts until `count` slots are free, experts with numbers under `below` alone: what lingers, then by policy.
+
+        Never what is protected or spared.
+        """
+        wanted = count - len(self._free)
+        lingering = (each for each in self._lingering if each < below and self._exposed[each] and each not in sparing)
+        going = list(islice(lingering, wanted))
+        if len(going) < wanted:
+            candidates = np.flatnonzero(self._idle & self._exposed & ~self._passing)
+            next_ones = self._policy.victims(candidates, 2 * count, now) if candidates.size else []
+            going += [each for each in next_ones if each < below and each not in sparing][: wanted - len(going)]
+        places = []
+        for expert in [self._experts[number] for number in going]:
+            places.append(Placement(self._held[expert].slot, expert))
+            self._release(expert)
+        return places
 
     def adopt(self, number: int, slot: int) -> None:
         """ABSENT → READY in a reserved slot, and kept. It does not replace a nominee: what just came is spared."""

@@ -5,7 +5,7 @@ Legend: H hidden, I expert width.
 
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +17,12 @@ from steerpipe.core.protocols import ExpertWeights
 from steerpipe.model.checkpoint import read_json, read_spec
 from steerpipe.model.families import find_family
 from steerpipe.model.families.base import Family
-from steerpipe.model.safetensors import TensorEntry, read_header, read_tensor
+from steerpipe.model.safetensors import TensorEntry, read_header
 from steerpipe.model.spec import ModelSpec
 from steerpipe.model.tensors import dense_tensors
 from steerpipe.store.blocks import decode, split
-from steerpipe.store.dense import expected_dense, restore
+from steerpipe.store.dense import expected_dense, quantised_names
+from steerpipe.store.dense_weights import DenseFile, DenseWeights
 from steerpipe.store.files import byte_view, checksum, digest
 from steerpipe.store.layout import PAGE_BYTES, BlockLayout
 from steerpipe.store.manifest import DENSE, EXPERTS, MANIFEST, PACK_AGAIN, Manifest, read_manifest
@@ -52,6 +53,7 @@ class Pack:
         self.verify = verify
         self.expert_file = folder / EXPERTS
         self.dense_entries = _check_dense(folder, family, spec, manifest)
+        self._dense = DenseFile(self.dense_entries, manifest.dense_checksums if verify else None)
         self._places = _check_experts(folder, manifest)
         self._descriptor = os.open(self.expert_file, os.O_RDONLY)
         weakref.finalize(self, os.close, self._descriptor)
@@ -63,14 +65,22 @@ class Pack:
     def layout(self, layer: int) -> BlockLayout:
         return self._places[layer, 0].layout
 
-    @property
-    def dense(self) -> Mapping[str, Tensor]:
-        """Dense weights by the checkpoint's names, float32 where they were quantised; each is read when asked for."""
-        return _DenseWeights(self)
+    def dense(self, dtype: torch.dtype | None = None) -> Mapping[str, Tensor]:
+        """Dense weights by the checkpoint's names; each is read when asked for, and matrices are cast on the way.
+
+        Without a `dtype`, and what int8 would not pack (routers, norms, biases), as stored; float32 where quantised.
+        """
+        matrices = quantised_names(self.spec, self.family.names)
+        dtypes = {}
+        for name in dense_tensors(self.spec, self.family.names):
+            stored = self.dense_entries[name].dtype
+            exact = torch.float32 if stored is torch.int8 else stored
+            dtypes[name] = dtype if dtype is not None and name in matrices else exact
+        return DenseWeights(self._dense, dtypes)
 
     def read_dense(self) -> dict[str, Tensor]:
-        """All of them at once. Reads the disk."""
-        return dict(self.dense)
+        """All of them at once, as stored. Reads the disk."""
+        return dict(self.dense())
 
     def read_expert(self, layer: int, expert: int) -> tuple[Tensor, Tensor, Tensor]:
         """gate [I, H], up [I, H], down [H, I]; float32 if they were quantised, as stored otherwise. Reads the disk."""
@@ -115,50 +125,7 @@ class Pack:
 
     def read_stored(self, name: str) -> Tensor:
         """One tensor of dense.safetensors as it lies on disk: weights, codes or scales."""
-        entry = self.dense_entries[name]
-        tensor = read_tensor(entry)
-        if self.verify:
-            found, said = checksum(byte_view(tensor)), self.manifest.dense_checksums[name]
-            if found != said:
-                raise PackError(f"{name} in {entry.file} has checksum {found} instead of {said}", fix=PACK_AGAIN)
-        return tensor
-
-
-class _Stored(Mapping[str, Tensor]):
-    """What lies in dense.safetensors, by its names there."""
-
-    def __init__(self, pack: Pack) -> None:
-        self._pack = pack
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._pack.dense_entries:
-            raise KeyError(name)
-        return self._pack.read_stored(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._pack.dense_entries)
-
-    def __len__(self) -> int:
-        return len(self._pack.dense_entries)
-
-
-class _DenseWeights(Mapping[str, Tensor]):
-    """Who casts one after the other never holds more than one of them twice."""
-
-    def __init__(self, pack: Pack) -> None:
-        self._stored = _Stored(pack)
-        self._names = dense_tensors(pack.spec, pack.family.names)
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        return restore(self._stored, name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+        return self._dense.read(name)
 
 
 def is_pack(folder: Path) -> bool:

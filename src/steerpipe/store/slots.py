@@ -1,5 +1,7 @@
 """The fast tier's memory: one allocation, cut into slots of one size, each large enough for any expert of the model.
 
+Where keys and values share it, slots lie in pages (`core.pages`), whose ends may be wasted.
+
 Legend: H hidden, I expert width.
 """
 
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor
 
 from steerpipe.core.errors import CapacityError
+from steerpipe.core.pages import PageShape
 from steerpipe.core.protocols import ExpertWeights
 from steerpipe.core.units import format_bytes
 from steerpipe.store.layout import BlockLayout
@@ -29,10 +32,16 @@ class SlotArena:
     Raises CapacityError if the memory cannot be had.
     """
 
-    def __init__(self, layouts: Collection[BlockLayout], slots: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, layouts: Collection[BlockLayout], slots: int, dtype: torch.dtype, device: torch.device,
+        shape: PageShape | None = None,
+    ) -> None:  # fmt: skip
+        """`shape` of the pages that the slots lie in, all of them whole; None: one after the other."""
         self.slots = slots
         self.slot_bytes = slot_bytes(layouts, dtype)
-        memory = allocate(slots * self.slot_bytes, device)
+        self._page_slots, self._page_bytes = (1, self.slot_bytes) if shape is None else (shape.slots, shape.page_bytes)
+        assert slots % self._page_slots == 0, f"{slots} slots are no whole pages of {self._page_slots}"
+        memory = self._memory = allocate(self.total_bytes, device)
         assert memory.data_ptr() % ALIGNMENT_BYTES == 0, "torch's allocator gave memory that is not aligned"
         memory.zero_()  # touched: the operating system cannot refuse it in the middle of an answer
         shapes = {(layout.hidden, layout.width) for layout in layouts}
@@ -40,7 +49,16 @@ class SlotArena:
 
     @property
     def total_bytes(self) -> int:
-        return self.slots * self.slot_bytes
+        return self.slots // self._page_slots * self._page_bytes
+
+    def page(self, page: int) -> Tensor:
+        """A page's memory, uint8."""
+        return self._memory[page * self._page_bytes : (page + 1) * self._page_bytes]
+
+    def copy(self, before: int, after: int) -> None:
+        """The bytes of one slot into another."""
+        start, end = self._start(before), self._start(after)
+        self._memory[end : end + self.slot_bytes] = self._memory[start : start + self.slot_bytes]
 
     def weights(self, slot: int, layout: BlockLayout) -> ExpertWeights:
         """The slot's memory as an expert of that layout: views made once, the same at every call."""
@@ -50,11 +68,15 @@ class SlotArena:
         hidden, width = shape
         gate_up_bytes, _ = _matrix_bytes(shape, dtype)
         views = []
-        for start in range(0, self.total_bytes, self.slot_bytes):
+        for start in map(self._start, range(self.slots)):
             gate_up = _matrix(memory, start, (2 * width, hidden), dtype)  # [2I, H]
             down = _matrix(memory, start + gate_up_bytes, (hidden, width), dtype)  # [H, I]
             views.append(ExpertWeights(gate_up, down))
         return views
+
+    def _start(self, slot: int) -> int:
+        page, place = divmod(slot, self._page_slots)
+        return page * self._page_bytes + place * self.slot_bytes
 
 
 def _matrix_bytes(shape: Shape, dtype: torch.dtype) -> tuple[int, int]:

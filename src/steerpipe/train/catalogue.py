@@ -17,6 +17,7 @@ from steerpipe.predict.window import STEPS, Window
 from steerpipe.train.blending import train_blend
 from steerpipe.train.counts import count_affinity, count_frequency, count_previous, count_transition
 from steerpipe.train.fit import Schedule
+from steerpipe.train.losses import PreAttentionLoss
 from steerpipe.train.material import Material
 from steerpipe.train.progress import Progress, silent
 from steerpipe.train.recipes import (
@@ -45,6 +46,7 @@ class Options:
     history: int = STEPS  # layers or tokens of a window
     targets: Sequence[int] | None = None  # of the history networks; None: every layer
     parts: Sequence[StoredPredictor] = ()  # of a blend
+    loss: PreAttentionLoss = PreAttentionLoss.RANKING  # of a pre-attention predictor
     seed: int = 0
 
     @property
@@ -118,7 +120,9 @@ def _hybrid(material: Material, options: Options, progress: Progress) -> StoredP
 
 def _preattention(architecture: EarlyArchitecture) -> Trainer:
     def trainer(material: Material, options: Options, progress: Progress) -> StoredPredictor:
-        return train_preattention(material, options.schedule, architecture=architecture, progress=progress)
+        return train_preattention(
+            material, options.schedule, architecture=architecture, loss=options.loss.function, progress=progress
+        )
 
     return trainer
 
@@ -146,5 +150,18 @@ TRAINERS: Mapping[str, Trainer] = MappingProxyType(
         "preattention-batchnorm": _preattention(EarlyArchitecture.BATCHNORM),
         "head": _head,
         "blend": _blend,
+    }
+)
+
+_LEARNS = frozenset({"steps", "rows", "rate"})
+_HISTORY = _LEARNS | {"horizon", "window", "target"}
+CHOICES: Mapping[str, frozenset[str]] = MappingProxyType(  # what each listens to, by the names of the flags
+    {
+        **dict.fromkeys(("frequency", "previous", "transition", "affinity", "lookahead"), frozenset()),
+        **dict.fromkeys(("mlp", "lstm", "transformer"), _HISTORY),
+        **dict.fromkeys(("estimator", "hybrid"), _LEARNS | {"horizon"}),
+        **dict.fromkeys(("preattention", "preattention-batchnorm"), _LEARNS | {"loss"}),
+        "head": _LEARNS | {"horizon", "rank"},
+        "blend": frozenset({"horizon", "part"}),
     }
 )

@@ -1,6 +1,7 @@
 """What a layered network is told: its logits against those of the true routers. T layers, R rows, E experts."""
 
 from collections.abc import Callable
+from enum import StrEnum
 
 import torch
 from torch import Tensor
@@ -47,6 +48,17 @@ def ranking_loss(said: Tensor, true: Tensor, top_k: int) -> Tensor:
     ordered = said.gather(-1, best)
     hinge = F.relu(_HINGE_MARGIN - (ordered[..., :-1] - ordered[..., 1:]))
     return weighted_loss(said, true, top_k) + _HINGE_SHARE * _by_layer(hinge)
+
+
+class PreAttentionLoss(StrEnum):
+    """The two that were published with the pre-attention predictor."""
+
+    WEIGHTED = "weighted"
+    RANKING = "ranking"
+
+    @property
+    def function(self) -> Loss:
+        return ranking_loss if self is PreAttentionLoss.RANKING else weighted_loss
 
 
 def _by_layer(values: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from steerpipe.predict.records import PackedTrace
 from steerpipe.predict.sight import Decision, Sight, rows_for
 from steerpipe.predict.trajectory import Trajectory
-from steerpipe.predict.trajectory_networks import Architecture, build
+from steerpipe.predict.trajectory_networks import Architecture, HistoryLstm, build
 from steerpipe.predict.window import STEPS, Window, read_window, window_length
 from steerpipe.train.fit import Schedule, batches_of, fit_batches
 from steerpipe.train.networks import sights_of, usable_rows
@@ -47,14 +47,23 @@ def train_trajectory(
             decision: build(architecture, experts, window_length(window, steps)).to(trace.device).train()
             for decision in decisions
         }
+        for decision, network in networks.items():
+            if isinstance(network, HistoryLstm):
+                network.start_at(_rates(trace, decision.target))
         for horizon in {decision.horizon: None for decision in decisions}:
             alike = {decision: each for decision, each in networks.items() if decision.horizon == horizon}
-            if len(alike) > 1 and architecture is not Architecture.LSTM:  # which vmap does not know
+            if len(alike) > 1:
                 _fit_together(alike, trace, horizon, read, schedule, progress)
             else:
                 for decision, network in alike.items():
                     _fit(network, trace, decision, read, schedule, progress)
     return Trajectory(architecture, experts, networks, window=window, steps=steps, without=without)
+
+
+def _rates(trace: PackedTrace, layer: int) -> Tensor:
+    """[E]: how often each expert is used."""
+    used = torch.bincount(trace.experts[:, layer].long().flatten(), minlength=trace.geometry.experts)
+    return used / trace.rows
 
 
 def _fit(

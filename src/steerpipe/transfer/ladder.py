@@ -143,6 +143,17 @@ class Ladder:
         else:
             self._cancel(expert, Reason.DEMAND)
 
+    def evicted(self, expert: ExpertId) -> None:
+        """The table has given its slot to somebody else."""
+        self.tally.evictions += 1
+        self._guessed.pop(expert, None)
+        self.ahead.discard(expert)
+
+    @property
+    def moving(self) -> bool:
+        """Whether any expert is on its way."""
+        return bool(self._journeys)
+
     @property
     def idle(self) -> bool:
         return not self._journeys and not self.wishes
@@ -197,9 +208,7 @@ class Ladder:
         if placement is None:
             return False
         if placement.evicted is not None:
-            self.tally.evictions += 1
-            self._guessed.pop(placement.evicted, None)
-            self.ahead.discard(placement.evicted)
+            self.evicted(placement.evicted)
         self._journeys[expert] = Journey(reason)
         self._enqueue(expert, reason, deadline)
         return True

@@ -34,12 +34,17 @@ def places_of(experts: Sequence[ExpertId], table: SlotTable, in_ram: Collection[
     return bytes(of_slot.get(table.state(each), Place.RAM if each in in_ram else Place.DISK) for each in experts)
 
 
-def held_in_ram(link: Link) -> frozenset[ExpertId]:
-    """What the RAM tiers among a link and those below it hold."""
-    held: frozenset[ExpertId] = frozenset()
+def ram_tier(link: Link) -> RamTier | None:
+    """The RAM tier among a link and those below it."""
     at: Link | None = link
     while isinstance(at, OverLink):
         if isinstance(at, RamTier):
-            held |= at.held()
+            return at
         at = at.below
-    return held
+    return None
+
+
+def held_in_ram(link: Link) -> frozenset[ExpertId]:
+    """What the RAM tier among a link and those below it holds."""
+    tier = ram_tier(link)
+    return frozenset() if tier is None else tier.held()

@@ -89,6 +89,13 @@ class RamTier(OverLink):
         with self._lock:
             self._table.finish(expert)
 
+    def expect(self, address: BlockAddress, block: memoryview) -> None:
+        """Keeps a block that nobody has asked for yet; it counts as a read, else it would be the next to go."""
+        with self._lock:
+            self._reads += 1
+            self._table.touch(address.expert, self._reads)
+        self.keep(address, block)
+
     def forget(self, address: BlockAddress) -> None:
         with self._lock:
             if self._table.state(address.expert) is Residency.READY:

@@ -12,9 +12,11 @@ import torch
 from numpy.typing import NDArray
 
 from steerpipe.core.ids import ExpertId
+from steerpipe.core.pages import PageShape
 from steerpipe.core.protocols import ExpertWeights
 from steerpipe.core.timeline import Timeline
 from steerpipe.store import slots as arena
+from steerpipe.store.paging import PagedTable
 from steerpipe.store.policies import Policy, make_policy
 from steerpipe.store.reader import Pack
 from steerpipe.store.residency import SlotTable
@@ -27,8 +29,10 @@ from steerpipe.transfer.impatient import Impatient
 from steerpipe.transfer.ladder import Ladder
 from steerpipe.transfer.lease import LadderLease
 from steerpipe.transfer.link import BlockAddress, Link, LinkRate, PacedLink
-from steerpipe.transfer.places import held_in_ram, places_of
+from steerpipe.transfer.paging import PageLender
+from steerpipe.transfer.places import held_in_ram, places_of, ram_tier
 from steerpipe.transfer.plan import Plan
+from steerpipe.transfer.promotion import Promotion
 from steerpipe.transfer.queue import Reason
 from steerpipe.transfer.ram import RamTier
 from steerpipe.transfer.stream import LayerStream
@@ -68,9 +72,12 @@ class LadderSource:
     def __init__(
         self, pack: Pack, link: Link, *, slots: int, dtype: torch.dtype, device: torch.device = CPU,
         policy: Policy | str = "lfru", transient_limit: int | None = None, readers: int = 1,
-        chunk_bytes: int = CHUNK_BYTES,
+        chunk_bytes: int = CHUNK_BYTES, shape: PageShape | None = None,
     ) -> None:  # fmt: skip
-        """Takes the link over: it is closed with the source. `core.budget` says how many slots there are."""
+        """Takes the link over: it is closed with the source. `core.budget` says how many slots there are.
+
+        `shape`: the slots lie in such pages, which can be lent (`lender`).
+        """
         addresses = block_addresses(pack)
         assert addresses, "a model without experts needs no ladder"
         limit = transient_limit or default_transient_limit(slots)
@@ -79,21 +86,30 @@ class LadderSource:
         self.link = link
         self.policy = chosen  # with `experts`, what a profile keeps
         self.experts = tuple(addresses)  # in the policy's numbering
-        self._arena = SlotArena([each.layout for each in pack.manifest.classes], slots, dtype, device)
-        self._ladder = Ladder(addresses, SlotTable(list(addresses), slots, chosen, limit), limit, chunk_bytes)
+        self._arena = SlotArena([each.layout for each in pack.manifest.classes], slots, dtype, device, shape)
+        self.lender: PageLender | None = None  # of the pages, where the slots lie in such
+        table = SlotTable(list(addresses), slots, chosen, limit)
+        if shape is not None:
+            table = PagedTable(list(addresses), slots // shape.slots, shape.slots, chosen, limit)
+        self._ladder = Ladder(addresses, table, limit, chunk_bytes)
+        if shape is not None and isinstance(table, PagedTable):
+            self.lender = PageLender(self._ladder, table, self._arena, shape)
         self._of_layer = {layer: [e for e in addresses if e.layer == layer] for layer in pack.spec.moe_layers}
         self._stream = LayerStream(self._ladder, self._of_layer)
         self._fetcher = Fetcher(pack, link, self._ladder)
         self._first_layer = pack.spec.moe_layers[0]
         self._begun = time.perf_counter()
-        reading = Readers(self._ladder, self._fetcher, pack, self._arena, dtype, device, readers)
+        tier = ram_tier(link)
+        partly = tier is not None and not tier.holds_everything
+        self.promotion = Promotion(pack, tier, self._ladder, addresses) if tier is not None and partly else None
+        reading = Readers(self._ladder, self._fetcher, pack, self._arena, dtype, device, readers, self.promotion)
         self._close = weakref.finalize(self, reading.close)  # also when the interpreter ends
 
     @classmethod
     def open(
         cls, pack: Pack, *, slots: int, dtype: torch.dtype, device: torch.device = CPU, ram_bytes: int = 0,
         policy: str = "lfru", pace: float | None = None, readers: int = 1,
-        wrap: Callable[[Link], Link] | None = None,
+        wrap: Callable[[Link], Link] | None = None, shape: PageShape | None = None,
     ) -> Self:  # fmt: skip
         """The pack's file, behind it RAM for `ram_bytes` of raw blocks (0: none), slowed to `pace` bytes per second.
 
@@ -105,7 +121,7 @@ class LadderSource:
         tier = RamTier(below, block_addresses(pack).values(), ram_bytes) if ram_bytes else None
         link = tier or below
         paced = PacedLink(link, pace) if pace else link
-        source = cls(pack, paced, slots=slots, dtype=dtype, device=device, policy=policy, readers=readers)
+        source = cls(pack, paced, slots=slots, dtype=dtype, device=device, policy=policy, readers=readers, shape=shape)
         if tier is not None and tier.holds_everything:
             tier.fill(Fetcher(pack, below, source._ladder).fetch)
         return source
@@ -194,6 +210,12 @@ class LadderSource:
     def waited_seconds(self) -> float:
         """Leases have waited so long in all."""
         return self._ladder.tally.stall_seconds + self._ladder.tally.late_seconds
+
+    @property
+    def moving(self) -> bool:
+        """Whether anything is on its way, into a slot or into RAM."""
+        with self._ladder.lock:
+            return not self._ladder.idle or (self.promotion is not None and self.promotion.pending)
 
     @property
     def slots(self) -> int:

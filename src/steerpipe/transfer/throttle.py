@@ -6,7 +6,7 @@ under way and has displaced an expert. With a window of about 50 us and chunks o
 
 LEAST_USED = 0.35
 ENOUGH_SENT = 32  # guesses before anything is decided
-FIRST_REST, LONGEST_REST = 1 << 10, 1 << 14  # questions that are answered with no before the next try
+FIRST_REST, LONGEST_REST = 192, 192 << 6  # questions that are answered with no before the next try
 
 
 class Throttle:

@@ -12,6 +12,7 @@ from steerpipe.transfer.disk import adjacent
 from steerpipe.transfer.fetch import Fetcher
 from steerpipe.transfer.ladder import Ladder
 from steerpipe.transfer.link import BlockAddress, Piece
+from steerpipe.transfer.promotion import Promotion
 from steerpipe.transfer.slabs import Slab
 
 
@@ -27,7 +28,7 @@ class Readers:
 
     def __init__(
         self, ladder: Ladder, fetcher: Fetcher, pack: Pack, arena: SlotArena, dtype: torch.dtype,
-        device: torch.device, count: int = 1,
+        device: torch.device, count: int = 1, promotion: Promotion | None = None,
     ) -> None:  # fmt: skip
         self._ladder = ladder
         self._fetcher = fetcher
@@ -35,6 +36,7 @@ class Readers:
         self._arena = arena
         self._dtype = dtype
         self._device = device
+        self._promotion = promotion
         self._threads = [
             threading.Thread(target=self._run, name=f"steerpipe-reader-{number}", daemon=True)
             for number in range(count)
@@ -55,22 +57,26 @@ class Readers:
 
     def _run(self) -> None:
         try:
-            while pieces := self._wait_for_work():
+            while (pieces := self._wait_for_work()) is not None:
                 for run in adjacent(pieces):
                     self._serve(run)
+                if not pieces and self._promotion is not None:
+                    self._promotion.bring_next()
         except BaseException as problem:  # noqa: BLE001 (every lease raises it again)
             with self._ladder.lock:
                 self._ladder.crash = problem
                 self._ladder.changed.notify_all()
 
-    def _wait_for_work(self) -> list[Piece]:
-        """Empty: the ladder is closed."""
+    def _wait_for_work(self) -> list[Piece] | None:
+        """Empty: nothing is due but promotions. None: the ladder is closed."""
         with self._ladder.lock:
             while not self._ladder.closed:
                 if pieces := self._ladder.next_visit():
                     return pieces
+                if self._promotion is not None and self._promotion.pending:
+                    return []
                 self._ladder.work.wait()
-        return []
+        return None
 
     def _serve(self, run: list[Piece]) -> None:
         begin = time.perf_counter()

@@ -13,7 +13,7 @@ class Told:
     def __init__(self) -> None:
         self.expected: list[list[tuple[int, int]]] = []
         self.pumps = 0
-        self.idle = False
+        self.idle = self.throttled = False
 
     def expect(self, experts: list[tuple[int, int]]) -> None:
         self.expected.append(experts)
@@ -95,3 +95,11 @@ def test_what_is_said_across_the_boundary_of_two_tokens_is_kept() -> None:
     say(words, 0, {3: 0.9}, stamp=STAMP + 1)
     made.poll()
     assert source.expected[1:] == [[(4, 3)]], "the first layer has come"
+
+
+def test_a_step_without_prediction_counts_as_a_question_per_layer() -> None:
+    made, source, _ = steer(2)
+    made.rest()
+    assert source.expected == [()] * len(LAYERS)
+    source.throttled = True
+    assert made.resting

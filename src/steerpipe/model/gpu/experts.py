@@ -14,6 +14,7 @@ from torch import Tensor
 
 from steerpipe.core.blocks import BlockForm, BlockLease, BlockSource
 from steerpipe.kernels.experts import expert_row, expert_tiles, make_tiles
+from steerpipe.kernels.hold import hold
 from steerpipe.kernels.tiles import align_tiles, tiles_for
 from steerpipe.model.cells import CELL
 from steerpipe.model.gpu.tiles import Tiles, TileStaging
@@ -56,6 +57,21 @@ class Direct:
     def run(self, layer: int, x: Tensor, experts: Tensor, *, act: Tensor, part: Tensor) -> None:
         table = self._source.table(layer)
         run_pairs(x, experts, table, self._source.form(layer), act=act, part=part)
+
+
+class Held(Direct):
+    """As Direct, for one row beside which somebody predicts: its experts start when all of them are here.
+
+    Kernels of experts that wait fill the device, and predictors found no place there until the blocks had come.
+    """
+
+    def __init__(self, source: BlockSource, top_k: int, device: torch.device) -> None:
+        super().__init__(source)
+        self._seen = torch.zeros(top_k, dtype=torch.int64, device=device)
+
+    def run(self, layer: int, x: Tensor, experts: Tensor, *, act: Tensor, part: Tensor) -> None:
+        hold(experts.view(-1), self._source.table(layer), seen=self._seen)
+        super().run(layer, x, experts, act=act, part=part)
 
 
 class Leased:

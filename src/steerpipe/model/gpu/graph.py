@@ -8,6 +8,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from steerpipe.core.blocks import BlockSource, Guessing
 from steerpipe.model.gpu.apart import Apart, ApartForecaster, SteerApart
 from steerpipe.model.gpu.clock import Clock
 from steerpipe.model.gpu.direct import Follower, ReadThrough
-from steerpipe.model.gpu.experts import Direct
+from steerpipe.model.gpu.experts import Direct, Held
 from steerpipe.model.gpu.mailbox import Mailbox
 from steerpipe.model.gpu.network import ExpertRun, Network
 from steerpipe.model.gpu.rows import Packing, Pass, Step, room_for, routing_buffer
@@ -28,6 +29,14 @@ from steerpipe.model.gpu.tap import Forecaster, Tap
 class _Captured:
     graph: torch.cuda.CUDAGraph
     logits: Tensor  # [R, vocab] fp32, written by each replay
+
+
+class _Kind(NamedTuple):
+    """What a captured step depends on."""
+
+    room: int
+    forced: bool
+    predicts: bool  # whether somebody predicts in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +70,10 @@ class StepGraphs:
         self._gates = routing_buffer(len(layers), rows, top_k, torch.float32, device)
         self._mailbox = Mailbox(len(layers), rows * top_k, pinned=True)
         self._stream = torch.cuda.Stream(device)
-        # Batches have no time to win there. A tap's kernels go first: experts may wait on every multiprocessor.
-        first = 0 if forecaster is None else -1
-        self._side = torch.cuda.Stream(device, priority=first) if rows == 1 else None
+        self._urgent = torch.cuda.Stream(device, priority=-1)  # beside a predictor a shared expert comes last
+        self._side = torch.cuda.Stream(device) if rows == 1 else None  # batches have no time to win there
         self._pool = torch.cuda.graph_pool_handle()
-        self._captured: dict[tuple[int, bool], _Captured] = {}
+        self._captured: dict[_Kind, _Captured] = {}
         self._stamp = 0
         self._run: ExpertRun = Direct(source)
         self._follower: Follower | None = None
@@ -76,10 +84,12 @@ class StepGraphs:
         self._tap: Tap | None = None
         self._steer: Steer | None = None
         predicts = rows == 1 and self._follower is None and not source.resident
+        self._predicting_run = Held(source, top_k, device) if predicts else self._run
         if isinstance(forecaster, ApartForecaster):
             if predicts and isinstance(source, Guessing):
                 self._steer = SteerApart(source, Apart(forecaster, device), layers)
         elif forecaster is not None and predicts:
+            assert not forecaster.commit or source.serves(2 * top_k), "two layers that overlap do not fit the slots"
             self._tap = network.tap(forecaster)
             if isinstance(source, Guessing) and not forecaster.commit:
                 self._steer = Steer(source, self._tap.words, layers, forecaster.horizon)
@@ -89,12 +99,13 @@ class StepGraphs:
 
         `said` [L, h, n] int32: what the taps say instead of their own (kernels/foretell.py).
         """
-        key = (room_for(rows.keys), forced is not None)
-        if key not in self._captured:
-            self._captured[key] = self._capture(*key)
-        captured = self._captured[key]
+        kind = _Kind(room_for(rows.keys), forced is not None, self._predicts())
+        for needed in (kind, kind._replace(predicts=False)):  # who predicts may rest one day: without a pause
+            if needed not in self._captured:
+                self._captured[needed] = self._capture(needed)
+        captured = self._captured[kind]
         self._stamp += 1
-        self._send(rows, key[0])
+        self._send(rows, kind.room)
         if forced is not None:
             self._forced.copy_(forced, non_blocking=True)
         if said is not None and self._tap is not None:
@@ -107,31 +118,46 @@ class StepGraphs:
             stream = torch.cuda.current_stream()
             self._follower.run(captured.graph.replay, self._stamp, stream.query, stream.synchronize)
         else:
-            self._replay_served(captured.graph)
+            self._replay_served(captured.graph, kind.predicts)
         return Served(captured.logits, self._experts, self._gates)
 
-    def _replay_served(self, graph: torch.cuda.CUDAGraph) -> None:
+    def _predicts(self) -> bool:
+        """Whether somebody predicts in the next step: who is throttled rests, and costs nothing."""
+        if self._steer is not None:
+            return not self._steer.resting
+        return self._tap is not None
+
+    def _replay_served(self, graph: torch.cuda.CUDAGraph, predicts: bool) -> None:
         """From the replay to the last layer's service nothing may wait for the device: it may be waiting for us."""
         stream = torch.cuda.current_stream()
         with _without_collection():
             try:
                 self._source.begin()
                 graph.replay()
-                self._serve(stream)
+                if predicts:
+                    self._serve_predicting(stream)
+                else:
+                    self._serve(stream)
             except BaseException:  # an interrupt as well: kernels that wait would wait for ever
                 self._source.release()
                 raise
 
     def _serve(self, stream: torch.cuda.Stream) -> None:
-        """Every layer, as its router asks or, where the tap before it decides, as that has said."""
+        """Every layer, as its router asks."""
+        for order, layer in enumerate(self._network.spec.moe_layers):
+            self._source.serve(layer, self._mailbox.take(order, self._stamp, stream.query))
+        if self._steer is not None:
+            self._steer.rest()
+
+    def _serve_predicting(self, stream: torch.cuda.Stream) -> None:
+        """As its router asks or, where the tap before it decides, as that has said."""
         steer, tap, stamp = self._steer, self._tap, self._stamp
         if steer is not None:
             steer.begin(stamp)
         for order, layer in enumerate(self._network.spec.moe_layers):
             if tap is not None and tap.decides(order):
                 self._source.serve(layer, tap.take_decided(order, stamp, stream.query))
-                continue
-            if steer is None:
+            elif steer is None:
                 self._source.serve(layer, self._mailbox.take(order, stamp, stream.query))
             else:
                 routed = self._mailbox.take(order, stamp, stream.query, steer.poll)
@@ -146,29 +172,29 @@ class StepGraphs:
         self._inputs[: packing.words].copy_(self._staging[: packing.words], non_blocking=True)
         self._sent.record()
 
-    def _step(self, room: int, forced: bool) -> Step:
-        stamp, tokens, positions, turns, blocks = Packing.of_size(self._rows, room, lanes=self._rows).views(
-            self._inputs
-        )
+    def _step(self, kind: _Kind) -> Step:
+        packing = Packing.of_size(self._rows, kind.room, lanes=self._rows)
+        stamp, tokens, positions, turns, blocks = packing.views(self._inputs)
         return Step(
-            stamp, tokens, positions, turns, blocks, self._experts, self._gates, base=None, room=room,
-            mailbox=self._mailbox.words, forced=self._forced if forced else None, side=self._side,
-            tap=self._tap, clock=self._clock,
+            stamp, tokens, positions, turns, blocks, self._experts, self._gates, base=None, room=kind.room,
+            mailbox=self._mailbox.words, forced=self._forced if kind.forced else None, side=self._side,
+            tap=self._tap if kind.predicts else None, clock=self._clock,
         )  # fmt: skip
 
-    def _capture(self, room: int, forced: bool) -> _Captured:
+    def _capture(self, kind: _Kind) -> _Captured:
         """A run without any real row compiles the kernels and wakes cuBLAS, writes no key and asks for no expert."""
-        step, experts = self._step(room, forced), self._run
+        step, experts = self._step(kind), self._predicting_run if kind.predicts else self._run
+        stream = self._urgent if kind.predicts else self._stream
         self._inputs.zero_()  # stamp 0: nobody waits for it
         step.positions.fill_(-1)
         self._forced.fill_(-1)
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
             self._network.head(self._network.hidden(step, experts))
-        torch.cuda.current_stream().wait_stream(self._stream)
+        torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # threads that read or copy experts go on meanwhile: their calls are not ours to forbid
-        capture = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
+        capture = torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local")
         with _without_collection(), capture:
             logits = self._network.head(self._network.hidden(step, experts))
         return _Captured(graph, logits)

@@ -70,7 +70,7 @@ class Network:
         if clock is not None:
             clock.mark("")
         if step.tap is not None:
-            step.tap.join(step.side)
+            step.tap.join()
         return x
 
     def tap(self, forecaster: Forecaster) -> Tap:
@@ -142,7 +142,6 @@ class Network:
         shared.begin()
         if step.tap is not None:
             step.tap.look(Sighted(order, x, normed, *shared.queued, chosen, gates), step)
-            step.tap.await_said()  # experts that wait for their blocks would leave it no place on the device
         if step.clock is not None:
             step.clock.mark(f"layer {index}: experts")
         pairs = step.rows * spec.top_k

@@ -29,6 +29,16 @@ class Steer:
         self._said = {order - layers: experts for order, experts in self._said.items() if order >= layers}
         self._stamp, self._next, self._served = stamp, 0, 0
 
+    @property
+    def resting(self) -> bool:
+        """Whether too few of the last guesses were used: nothing would be sent now."""
+        return self._source.throttled
+
+    def rest(self) -> None:
+        """A step has gone by in which nobody predicted: so many questions less until the next try."""
+        for _ in self._layers:
+            self._source.expect(())
+
     def served(self, routed: Sequence[int]) -> None:
         """The next layer's experts are on their way: what was said of it is of no more use."""
         self._said.pop(self._served, None)

@@ -19,6 +19,7 @@ from steerpipe.model.spec import ModelSpec
 from steerpipe.model.weights import ModelWeights
 
 NAMED = 8
+PRIORITY = -2  # of its stream: its few kernels go before all others; the step's own are -1, a shared expert's 0
 _EXPERT, _PROBABILITY = 0xFFFF, 0x7FFF  # masks of a word's parts
 
 
@@ -81,6 +82,7 @@ class Tap:
     _inputs: list[Tensor | None] = field(init=False)  # by horizon: [L, D]
     _held: list[Tensor] = field(init=False, default_factory=list)  # until the branch is joined: nobody may write there
     _said: torch.cuda.Event | None = field(init=False, default=None)
+    _stream: torch.cuda.Stream | None = field(init=False, default=None)  # on a CPU there is none
 
     def __post_init__(self) -> None:
         layers, horizon = len(self.spec.moe_layers), self.forecaster.horizon
@@ -91,6 +93,8 @@ class Tap:
             if isinstance(way, Head) else None
             for way in self.forecaster.ways
         ]  # fmt: skip
+        if self.device.type == "cuda":
+            self._stream = torch.cuda.Stream(self.device, priority=PRIORITY)
 
     def decides(self, order: int) -> bool:
         """Whether that layer computes what was named for it."""
@@ -103,13 +107,14 @@ class Tap:
         return sorted({word & _EXPERT for word in words[:top_k]})
 
     def look(self, seen: Sighted, step: Step) -> None:
-        """Queues the tap on the step's branch, behind what is queued now."""
-        side = step.side
-        if side is None:
+        """Queues the tap on its branch, behind what is queued now on the current stream and on the step's side."""
+        if self._stream is None:
             self._look(seen, step)
             return
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        self._stream.wait_stream(torch.cuda.current_stream())
+        if seen.shared is not None and step.side is not None:
+            self._stream.wait_stream(step.side)
+        with torch.cuda.stream(self._stream):
             self._look(seen, step)
 
     def await_said(self) -> None:
@@ -117,10 +122,10 @@ class Tap:
         if self._said is not None:
             torch.cuda.current_stream().wait_event(self._said)
 
-    def join(self, side: torch.cuda.Stream | None) -> None:
+    def join(self) -> None:
         """The end of a step."""
-        if side is not None:
-            torch.cuda.current_stream().wait_stream(side)
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
         self._held.clear()
         self._said = None
 
@@ -137,9 +142,9 @@ class Tap:
                     seen.x, seen.shared, seen.switch, seen.normed, seen.experts, seen.gates, state=state, inputs=inputs
                 )  # fmt: skip
             self._foretell(number, way, target, seen.order, state, step)
-            if number == 0 and step.side is not None:
+            if number == 0 and self._stream is not None:
                 self._said = torch.cuda.Event()
-                self._said.record(step.side)
+                self._said.record(self._stream)
 
     def _foretell(
         self, number: int, way: Head | Lookahead, target: int, order: int, state: Tensor, step: Step

@@ -2,10 +2,6 @@
 
 The stream cannot be reordered, so only a few chunks are ever on it: a demand waits for those at most. The host sends
 more whenever it passes by (`pump`): when a layer was served or followed, when a lease ends, when a guess is made.
-
-A guess takes its slot while kernels may be running, whose experts nobody has pinned. So its victims are of layers that
-this step has passed (`passed`), and the next step waits until their entries are out of the table (`cleared`): then it
-finds none of them (docs/adr/0008-cuda.md).
 """
 
 import math
@@ -19,11 +15,11 @@ from steerpipe.store.residency import Residency
 from steerpipe.transfer.cuda.backing import Backing, LayerBlocks
 from steerpipe.transfer.cuda.copier import Copier, Mark
 from steerpipe.transfer.cuda.memory import BlockMemory
-from steerpipe.transfer.cuda.stock import Stock
+from steerpipe.transfer.cuda.room import Room
 from steerpipe.transfer.queue import Reason
 from steerpipe.transfer.throttle import Throttle
 
-CHUNK_BYTES = 1 << 20  # 20 us of the link
+CHUNK_BYTES = 2304 << 10  # 43 us of a Gen5 link: with smaller ones the host was the limit
 WINDOW = 2  # chunks on the stream: one moves, one follows it without a pause
 
 
@@ -36,7 +32,7 @@ class Guess:
     moved_bytes: int = 0
 
 
-class Guesses(Stock):
+class Guesses(Room):
     """A guess is in one of three places: `asked` (no slot yet), `moving`, or `loading` (the ring's)."""
 
     def __init__(
@@ -47,10 +43,6 @@ class Guesses(Stock):
         self.chunk_bytes = CHUNK_BYTES
         self.window = WINDOW
         self.moving: dict[int, Guess] = {}  # LOADING, and partly copied
-        self.passed = 0  # kernels of experts with smaller numbers have run in this step
-        self.cleared: Mark | None = None  # after which the victims' entries are out of the table
-        self.expected: frozenset[int] = frozenset()  # see `expect`
-        self._stuck = False  # no slot was to be had; a layer or a forecast later there may be one
         self._order: Sequence[int] = ()  # the same, in the order of sending
         self.throttle = Throttle()
         self._sent_ahead: set[int] = set()  # guesses that were begun, until their layer comes
@@ -58,11 +50,13 @@ class Guesses(Stock):
         self._asked: dict[int, Guess] = {}
         self._read: dict[int, Guess] = {}  # sent for by the ring
         self._sent: deque[Mark] = deque()  # behind each chunk
+        self._soonest = math.inf  # no deadline is sooner
 
     def guess(self, numbers: Iterable[int], reason: Reason, deadline: float) -> int:
         """Wants experts that are not there; how many are on their way or wait for a slot. Nothing is evicted now."""
         assert reason is not Reason.DEMAND, "a demand is made by a lease, or served"
         coming, self._stuck = 0, False
+        self._soonest = min(self._soonest, deadline)
         for number in numbers:
             known = self.moving.get(number) or self._asked.get(number) or self._read.get(number)
             if known is not None:  # perhaps sooner than before
@@ -82,11 +76,15 @@ class Guesses(Stock):
         if not self.throttle.allows():
             numbers = ()
         before, self.expected = self.expected, frozenset(numbers)
-        for number in [each for each in (*self.moving, *self._read, *self._asked) if each in before - self.expected]:
-            self._give_up(number)
-        wanted = [number for number in numbers if not self.here[number] and number not in self.moving]
-        own = {number: self._asked.pop(number, Guess(Reason.PREFETCH, math.inf)) for number in wanted}
-        self._asked = own | self._asked
+        if dropped := before - self.expected:
+            for number in [each for each in (*self.moving, *self._read, *self._asked) if each in dropped]:
+                self._give_up(number)
+        own: dict[int, Guess] = {}
+        for number in numbers:
+            if not self.here[number] and number not in self.moving:
+                known = number in self._asked
+                own[number] = self._asked.pop(number) if known else Guess(Reason.PREFETCH, math.inf)
+        self._asked = own | self._asked if self._asked else own
         self._order, self._stuck = numbers, False
 
     @property
@@ -99,7 +97,7 @@ class Guesses(Stock):
 
         What is left of them was not routed to, and must not move any more.
         """
-        self._stuck = False
+        self._stuck = self._roomy = False
         end = self._ends[first]
         for number in [each for each in (*self._asked, *self.moving) if first <= each < end]:
             self._give_up(number)
@@ -120,29 +118,9 @@ class Guesses(Stock):
         for number in numbers:
             self._move(number, self.size_of(number))
 
-    def step_begins(self) -> None:
-        """What is queued on the current stream from now on finds no victim of a guess in the table."""
-        self.passed = 0
-        if self.cleared is not None:
-            self.copier.join(self.cleared)
-            self.cleared = None
-
-    def pump(self) -> None:
-        """Sends chunks, as far as the stream has nothing else to do. Waits for nothing."""
-        if not self.moving and not self._asked and not self._read:
-            return
-        while self._sent and self.copier.passed(self._sent[0]):
-            self._sent.popleft()
-        if len(self._sent) >= self.window or (self._stuck and not self.moving):
-            return
-        self._expire()
-        while len(self._sent) < self.window:
-            number = self._next_guess()
-            if number is None:
-                return
-            if number in self.moving:  # else the ring brings it
-                self._move(number, self.chunk_bytes)
-                self._sent.append(self.settle_marked() or self.copier.copied())
+    def pump(self) -> bool:
+        """Sends chunks, as far as the stream has nothing else to do; whether it sent any. Waits for nothing."""
+        return bool(self.moving or self._asked or self._read) and self._send_chunks()
 
     def cut(self, number: int) -> None:
         """A LOADING guess that nobody waits for loses its slot; chunks that are queued end before others follow."""
@@ -163,6 +141,25 @@ class Guesses(Stock):
         self.expected = frozenset()
         self.passed = 0
 
+    def _send_chunks(self) -> bool:
+        """Whether there was any to send."""
+        while self._sent and self.copier.passed(self._sent[0]):
+            self._sent.popleft()
+        if len(self._sent) >= self.window or (self._stuck and not self.moving):
+            return False
+        if self._soonest < math.inf:
+            self._expire()
+        sent = False
+        while len(self._sent) < self.window and (number := self._next_guess()) is not None:
+            sent, mark = True, None
+            if number in self.moving:  # else the ring brings it
+                self._move(number, self.chunk_bytes)
+                mark = self.settle_marked() or self.copier.copied()
+                self._sent.append(mark)
+            if self._clears:  # the chunk's mark will do: another one takes the host some microseconds
+                self.cleared, self._clears = mark or self.copier.copied(), False
+        return sent
+
     def _give_up(self, number: int) -> None:
         self._asked.pop(number, None)
         self._read.pop(number, None)
@@ -171,37 +168,51 @@ class Guesses(Stock):
 
     def _expire(self) -> None:
         now_seconds = time.perf_counter()
+        if now_seconds < self._soonest:
+            return
         for guesses in (self._asked, self.moving, self._read):
             for number in [number for number, guess in guesses.items() if guess.deadline < now_seconds]:
                 self._give_up(number)
+        left = (guess.deadline for guesses in (self._asked, self.moving, self._read) for guess in guesses.values())
+        self._soonest = min(left, default=math.inf)
 
     def _next_guess(self) -> int | None:
         """Who moves next: what is expected first, else what began first. None: nobody, or nobody has a slot."""
-        first = next((each for each in self._order if each in self.moving or each in self._asked), None)
-        if first in self.moving:
-            return first
-        if first is None and self.moving:
+        for number in self._order:
+            if number in self.moving:
+                return number
+            if number in self._asked and not self._has_come(number):
+                if self._begin_guess(number):
+                    return number
+                break
+        if self.moving:
             return next(iter(self.moving))
-        begun = self._begin_guess()
-        return begun if begun is not None else next(iter(self.moving), None)
-
-    def _begin_guess(self) -> int | None:
-        """Gives the most urgent guess a slot; None: there is none, or no slot may be had for it now."""
         for number in [number for number in self._read if number not in self.loading]:
             del self._read[number]  # it has come, or is demanded, or was cut
-        for number in [each for each in self._asked if self.table.state(self.experts[each]) is not Residency.ABSENT]:
-            del self._asked[number]  # somebody else has brought it
-        if not self._asked or self._stuck:
+        asked = [each for each in tuple(self._asked) if not self._has_come(each)]
+        if not asked:
             return None
-        number = min(self._asked, key=lambda each: self._asked[each].reason)
+        first = min(asked, key=lambda each: self._asked[each].reason)
+        return first if self._begin_guess(first) else None
+
+    def _has_come(self, number: int) -> bool:
+        """Whether somebody else has brought it: then it is not asked for any more."""
+        come = bool(self.here[number]) or number in self.loading
+        if come:
+            del self._asked[number]
+        return come
+
+    def _begin_guess(self, number: int) -> bool:
+        """Gives it a slot; False: none may be had for a guess now."""
         guess = self._asked[number]
-        spared = range(self.passed, len(self.experts))
-        if not self.begin(number, guess.reason, transient=True, sparing=spared):
-            self._stuck = True
-            return None
+        self._stuck = self._stuck or not self.begin(
+            number, guess.reason, transient=True, sparing=range(self.passed, len(self.experts))
+        )
+        if self._stuck:
+            return False
         del self._asked[number]
         self._sent_ahead.add(number)
-        evicts = bool(self._evicted)
+        self._clears = self._clears or bool(self._evicted)
         if self.places[number]:
             self.clear()
             self.guessed[number] = guess.reason
@@ -210,9 +221,7 @@ class Guesses(Stock):
         else:
             self.fetch([number], guess.reason)
             self._read[number] = guess
-        if evicts:
-            self.cleared = self.copier.copied()
-        return number
+        return True
 
     def _move(self, number: int, most_bytes: int) -> None:
         """The next bytes of a block; after the last it is READY when its entry follows."""

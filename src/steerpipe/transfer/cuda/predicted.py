@@ -43,7 +43,8 @@ class Predicted(Observed):
 
     def pump(self) -> None:
         """See `core.blocks.Guessing`: while a step runs, which has opened the source."""
-        self._shelf.pump()
+        if not self._shelf.pump():
+            self._shelf.make_room()
 
     def cancel_prefetches(self, experts: Collection[ExpertId], reason: Reason = Reason.PREFETCH) -> None:
         """Cuts what is still on its way for that reason or a lesser one. What is demanded by now goes on."""

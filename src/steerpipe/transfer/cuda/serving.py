@@ -100,8 +100,7 @@ class Server:
                 shelf.tally.of[shelf.use(number, transient=number not in kept)].late += 1
                 waiting.append(number)
         group: list[int] = []
-        guesses = bool(shelf.expected or shelf.guessed)
-        spared = {*numbers, *self._before, *shelf.expected} if guesses else numbers
+        spared = {*numbers, *self._before, *shelf.expected}
         size = 1  # the first copy begins at once; then there is time, and fewer words between blocks cost the link less
         for number in absent:
             begun = number not in kept and shelf.demand(number, transient=True, sparing=spared)

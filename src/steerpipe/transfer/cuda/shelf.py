@@ -86,11 +86,11 @@ class Shelf(Guesses):
         for slab in slabs:
             ring.give_back(slab, mark)
 
-    def pump(self) -> None:
+    def pump(self) -> bool:
         """Also queues the copies of blocks that the ring has brought for guesses."""
         if self.loading:
             self.land(wait=False)
-        super().pump()
+        return super().pump()
 
     def let_go(self, number: int) -> None:
         """Takes one pin of a LOADING expert away. What nobody waits for any more is cut."""

@@ -2,6 +2,7 @@
 
 import ctypes
 import weakref
+from collections import deque
 from contextlib import suppress
 
 import torch
@@ -13,6 +14,7 @@ from steerpipe.transfer.cuda.pinned import PinnedArena
 
 _WORDS = 4096  # of the fallback for writes
 _WORD_BYTES = 8
+_EVENTS = 64  # of the copy stream
 _PROBE = 0x5EED_0123_4567_89AB
 
 
@@ -39,7 +41,8 @@ class CudaCopier:
         self._words: PinnedArena | None = None  # where writes come from if the driver has none of its own
         self._next_word = 0
         self._marks = 0
-        self._passed = 0
+        self._passed = 0  # the ordinal of a mark of the copy stream: it and all before it have passed
+        self._copied: deque[Mark] = deque()  # of the copy stream, in order: events are used again when they have passed
         self._joined: dict[int, int] = {}  # stream → ordinal of the last mark that it waits for
         self._followed: dict[int, int] = {}
         self._close = weakref.finalize(self, _close, self.driver, self._handle)
@@ -63,13 +66,22 @@ class CudaCopier:
             self.driver.check(status)
 
     def copied(self) -> Mark:
-        return self._mark(self.stream, self._handle)
+        """An event that has passed is taken again: making one costs the host as much as a copy."""
+        event = None
+        if len(self._copied) == _EVENTS:
+            oldest = self._copied.popleft()
+            event = oldest.event if self.passed(oldest) else None
+        mark = self._mark(self.stream, self._handle, event)
+        self._copied.append(mark)
+        return mark
 
     def computed(self) -> Mark:
         stream = torch.cuda.current_stream(self.device)
         return self._mark(stream, stream.cuda_stream)
 
     def join(self, mark: Mark) -> None:
+        if mark.ordinal <= self._passed:
+            return
         stream = torch.cuda.current_stream(self.device)
         if self._joined.get(stream.cuda_stream, 0) < mark.ordinal:
             assert isinstance(mark.event, torch.cuda.Event), "a mark of another copier"
@@ -93,7 +105,8 @@ class CudaCopier:
 
     def wait(self, mark: Mark) -> None:
         assert isinstance(mark.event, torch.cuda.Event), "a mark of another copier"
-        mark.event.synchronize()
+        if mark.stream != self._handle or mark.ordinal > self._passed:
+            mark.event.synchronize()
 
     def drain(self) -> None:
         torch.cuda.synchronize(self.device)
@@ -101,8 +114,8 @@ class CudaCopier:
     def close(self) -> None:
         self._close()
 
-    def _mark(self, stream: torch.cuda.Stream, handle: int) -> Mark:
-        event = torch.cuda.Event()
+    def _mark(self, stream: torch.cuda.Stream, handle: int, used: object = None) -> Mark:
+        event = used if isinstance(used, torch.cuda.Event) else torch.cuda.Event()
         event.record(stream)
         self._marks += 1
         return Mark(self._marks, handle, event)

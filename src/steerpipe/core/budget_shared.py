@@ -1,0 +1,46 @@
+"""How much memory the experts get where keys and values take their pages from it. Without a GPU. Pure."""
+
+from steerpipe.core.budget import MARGIN, NO_EXPERTS, ExpertBudget, ExpertFacts, plan_budget, slots_asked, whole_blocks
+from steerpipe.core.config import EngineConfig
+from steerpipe.core.errors import CapacityError, ConfigError
+from steerpipe.core.pages import page_shape, plan_pages
+from steerpipe.core.units import format_bytes, parse_bytes
+
+
+def plan_shared_budget(
+    config: EngineConfig, facts: ExpertFacts, kv_blocks: int, kv_block_bytes: int, free_bytes: int
+) -> ExpertBudget:
+    """`free_bytes` is what dense weights leave. Where all experts fit beside keys and values, nothing is shared."""
+    if facts.experts == 0:
+        return NO_EXPERTS
+    if config.fast_memory == "auto" and config.ram is None:
+        room = int(free_bytes * (1 - MARGIN))
+        if config.pace is None and facts.experts * facts.slot_bytes + kv_blocks * kv_block_bytes <= room:
+            return plan_budget(config, facts, free_bytes - kv_blocks * kv_block_bytes)
+        fast, reason = room, f"what is free less {MARGIN:.0%}"
+    elif config.fast_memory == "auto":
+        fast, reason = parse_bytes(config.ram or "0"), f"{config.ram} of RAM"
+    else:
+        fast, reason = _asked(config.fast_memory, facts), "as set"
+    plan = plan_pages(fast, page_shape(kv_block_bytes, facts.slot_bytes), kv_blocks)
+    behind = 0 if config.ram is None else parse_bytes(config.ram) - plan.total_bytes
+    if behind < 0:
+        raise ConfigError(
+            f"fast_memory takes {format_bytes(plan.total_bytes)}, but ram is only {config.ram}",
+            fix="without a GPU the pages lie in RAM: raise ram, or lower fast_memory",
+        )
+    behind = whole_blocks(behind, facts)
+    if plan.total_bytes + behind > free_bytes:
+        raise CapacityError(
+            f"{plan.pages} pages take {format_bytes(plan.total_bytes)}, but {format_bytes(max(0, free_bytes))} of "
+            "memory are free beside dense weights",
+            fix="lower fast_memory or ram",
+        )
+    pace = None if config.pace is None else float(parse_bytes(config.pace))
+    return ExpertBudget(plan.slots, behind, pace, resident=False, reason=reason, pages=plan)
+
+
+def _asked(fast_memory: str, facts: ExpertFacts) -> int:
+    if fast_memory.endswith("%"):
+        return slots_asked(fast_memory, facts) * facts.slot_bytes
+    return parse_bytes(fast_memory)

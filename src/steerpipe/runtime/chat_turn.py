@@ -1,0 +1,51 @@
+"""What a turn of a chat comes to: the words of its answer, and how it went."""
+
+import queue
+from dataclasses import dataclass
+from typing import Self, TypeAlias
+
+from steerpipe.core.cover import Covered
+from steerpipe.core.events import FinishReason
+from steerpipe.transfer.counters import LadderCounters
+
+
+@dataclass(frozen=True, slots=True)
+class TurnReport:
+    """How one answer went. `experts`: what the memory ladder did from Enter on; None: every expert is resident."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    tokens: int
+    first_token_seconds: float
+    seconds: float  # from the first token to the last
+    ahead_tokens: int
+    saved_seconds: float
+    finish_reason: FinishReason
+    experts: LadderCounters | None
+    covered: Covered | None = None  # its first tokens, where they did not wait for experts
+
+
+Words: TypeAlias = queue.SimpleQueue[str | TurnReport | Exception]
+
+
+class Answer:
+    """The text of one answer as it comes, and last how it went. Raises what it failed with.
+
+    It is no generator: an interrupt while it waits does not end it.
+    """
+
+    def __init__(self, words: Words) -> None:
+        self._words = words
+        self._ended = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str | TurnReport:
+        if self._ended:
+            raise StopIteration
+        word = self._words.get()
+        self._ended = not isinstance(word, str)
+        if isinstance(word, Exception):
+            raise word
+        return word
