@@ -21,7 +21,7 @@ from steerpipe.model.kv_cache import KvPool
 from steerpipe.model.step import decode_rows, prefill_rows
 from steerpipe.runtime.calibrating import Subject, open_subject
 from steerpipe.runtime.calibration import Meter
-from steerpipe.runtime.quality import open_quality
+from steerpipe.runtime.quality import choose, identity_of, open_quality
 from steerpipe.runtime.quality_rehearsal import CPU, PROMPT_TOKENS, CacheOnPaper, Exact
 from steerpipe.runtime.taps import Taps
 from steerpipe.store.reader import open_pack
@@ -38,9 +38,9 @@ def run(subject: Subject, dial: Dial, share: float, pace: float | None, texts: l
     meter, waited = Meter(), 0.0
     slots = round(share * len(spec.moe_layers) * spec.moe(spec.moe_layers[0]).experts)
     with LadderSource.open(pack, slots=slots, dtype=torch.float32, pace=pace) as source:
-        quality = open_quality(
-            EngineConfig(quality=dial), spec, subject.weights, subject.folder, pack, source
-        )  # fmt: skip
+        config = EngineConfig(quality=dial)
+        chosen = choose(config, spec, subject.folder, identity_of(pack))
+        quality = open_quality(chosen, config, spec, subject.weights, subject.folder, source)
         assert quality is not None, "a lossy dial"
         decoder = Decoder(spec, subject.weights, CPU, Taps(*quality.taps), quality.desk)
         pool = KvPool(spec, torch.float32, CPU, 64)

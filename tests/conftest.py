@@ -5,6 +5,7 @@ import importlib.util
 import ipaddress
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -37,6 +38,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 for _name in [name for name in os.environ if name.startswith("STEERPIPE_")] + ["HF_TOKEN", "HF_ENDPOINT"]:
     os.environ.pop(_name, None)
+# A shell without job control starts what is in its background with SIGINT ignored: no interrupt would ever come.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 try:
     from hypothesis import settings
