@@ -19,7 +19,7 @@ TURN = 4  # tokens that a run writes before it is the next one's turn
 
 
 class Recorder:
-    """Keeps the routing of decode steps: [layers, top_k] per token."""
+    """Keeps the routing of steps of one row, a prompt of one token included: [layers, top_k] per token."""
 
     def __init__(self) -> None:
         self.rows: list[list[np.ndarray[Any, Any]]] = []
@@ -35,12 +35,8 @@ class Recorder:
 class Text:
     """What a run writes: the same tokens every time."""
 
-    first: int  # token of the prompt
+    prompt: int  # one token, so that the recording has all that the cache has seen
     seed: int
-
-    @property
-    def prompt(self) -> list[int]:
-        return [self.first + 31 * i for i in range(8)]
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,7 @@ class Writer:
             ladder.check_integrity()  # waits until nothing moves
         text = run.text
         self._tokens = iter(
-            self._pipe.stream(text.prompt, temperature=1.0, seed=text.seed, max_tokens=tokens, ignore_eos=True)
+            self._pipe.stream([text.prompt], temperature=1.0, seed=text.seed, max_tokens=tokens, ignore_eos=True)
         )
         self._spent: list[float] = []
         self._begun: LadderCounters | None = None

@@ -64,6 +64,11 @@ def test_a_file_that_learnt_from_the_test_is_refused(tmp_path: Path) -> None:
     test = [TracedSequence("asked", np.array([3, 4], dtype=np.int32), 2, np.zeros((2, 4, 2), dtype=np.uint8))]
     with pytest.raises(InputError, match="was trained on 1 of the held-out prompts"):
         saved_entries([tmp_path / "a.safetensors"], None, None, [1], "cpu", test)
+    beside = tmp_path / "pack" / "predictors"  # comes with the model: nobody could leave it out by hand
+    beside.mkdir(parents=True)
+    save(predictor, beside / "head-1.safetensors")
+    (entry,) = saved_entries([], tmp_path / "pack", None, [1], "cpu", test)
+    assert (entry.by_horizon, entry.name) == ({}, "frequency (head-1)") and "1 of the held-out" in entry.left_out
 
 
 def test_predictors_beside_a_model_take_part_but_the_reuse_forecast_does_not(tmp_path: Path) -> None:

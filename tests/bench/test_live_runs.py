@@ -30,7 +30,7 @@ def test_runs_by_turns_route_as_they_do_alone(pack: Path) -> None:
     assert np.array_equal(small.routing, resident.routing)
     assert not np.array_equal(small.routing, other.routing)
     assert len(small.spent) == TOKENS - WARMUP
-    assert len(small.routing) == TOKENS - 1  # the first token is the prompt's
+    assert len(small.routing) == TOKENS  # the prompt's row makes the first token
     assert small.hit_rate == alone.hit_rate < resident.hit_rate == 1.0
 
 

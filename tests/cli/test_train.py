@@ -84,6 +84,9 @@ def test_a_blend_of_saved_parts(model: Path, prompts: Path, tmp_path: Path) -> N
         (("head", "a", "b", "--loss", "ranking", "--window", "both"), "no use for --loss, --window"),
         (("reuse", "a", "b", "--storage", "int8"), "it takes --rank, --rate, --rows, --steps"),
         (("preattention", "a", "b", "--loss", "hinge"), "choose one of weighted, ranking"),
+        (("head", "a", "b", "--rank", "0"), "give 1 or more"),
+        (("reuse", "a", "b", "--steps", "-3"), "give 1 or more"),
+        *((("reuse", "a", "b", "--rate", rate), "a learning rate above 0") for rate in ("0", "-1", "nan", "inf")),
     ],
 )
 def test_mistakes_exit_with_2_and_say_what_to_do(words: tuple[str, ...], expected: str) -> None:

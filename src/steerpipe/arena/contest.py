@@ -85,7 +85,7 @@ def run_arena(
 def _answering(entries: Sequence[Entry], progress: Progress) -> list[Entry]:
     for entry in entries:
         if not entry.by_horizon:
-            progress(f"{entry.name} is left out: it answers at none of the horizons that were asked for")
+            progress(f"{entry.name} is left out: {entry.left_out}")
     return [entry for entry in entries if entry.by_horizon]
 
 

@@ -29,6 +29,7 @@ class Entry:
     role: Role = Role.CONTESTANT
     origin: str = "trained here"  # or a file, or a plugin
     files: Mapping[int, Path] = field(default_factory=dict)  # by horizon, of those that were loaded
+    left_out: str = "it answers at none of the horizons that were asked for"  # why, where it has no horizon
 
     @property
     def predictors(self) -> list[RoutingPredictor]:

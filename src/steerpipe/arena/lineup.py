@@ -8,6 +8,7 @@ from pathlib import Path
 from steerpipe.arena.apart import check_unseen
 from steerpipe.arena.control import shuffled
 from steerpipe.arena.entries import SHIPPED, Entry, Role, entries_of
+from steerpipe.core.errors import InputError
 from steerpipe.predict.bounds import Oracle, Random
 from steerpipe.predict.files import load
 from steerpipe.predict.mark import ModelMark
@@ -49,8 +50,8 @@ def saved_entries(
 
     Files of one name and different horizons are one entry; one more for a horizon is an entry named after its folder
     or file as well, one whose name is among `taken` after its file. One that answers at none of `horizons` is an entry
-    without any. One that learnt from a prompt of `test`, or is of another model than
-    `here`, is refused.
+    without any. One that learnt from a prompt of `test` is refused, or an
+    entry without any if it comes with the model; one of another model than `here` is refused.
     """
     shipped = for_model(folder) if folder is not None else None
     named = {file: SHIPPED for stem, file in shipped.files.items() if stem != _REUSE} if shipped is not None else {}
@@ -58,7 +59,14 @@ def saved_entries(
     found: dict[str, Entry] = {}
     for file, origin in named.items():
         predictor = load(file, routers, device, here)
-        check_unseen(predictor, file, test)
+        try:
+            check_unseen(predictor, file, test)
+        except InputError as problem:
+            if origin != SHIPPED:
+                raise
+            name = f"{predictor.name} ({file.stem})"  # nobody named it, so nobody could leave it out
+            found[name] = Entry(name, {}, origin=origin, left_out=problem.what)
+            continue
         answered: dict[int, RoutingPredictor] = {each: predictor for each in predictor.horizons if each in horizons}
         by_itself = predictor.name in taken or not answered
         for name in _names(predictor.name, file, by_itself=by_itself):

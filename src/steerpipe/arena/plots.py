@@ -53,7 +53,8 @@ def _recall_and_cost(result: ArenaResult) -> "Figure":
         points = [(each.overall.recall, each.overall.recall_on_misses) for each in entry.horizons]
         if not points or entry.cpu is None:
             continue
-        best, marked = 100 * max(recall for recall, _ in points), style | {"linestyle": "none", "marker": "o"}
+        best = 100 * max(recall for recall, _ in points)
+        marked = {"color": style["color"], "linestyle": "none", "marker": "o", "fillstyle": _fill(style)}
         axes[0].plot([max(entry.cpu.eager_microseconds, 1.0)], [best], label=entry.name, **marked)
         axes[1].plot([entry.parameters or 1], [best], **marked)
     axes[0].set(xscale="log", xlabel="microseconds per token, CPU", ylabel="recall at its best horizon, %")
@@ -104,9 +105,14 @@ def _mark(name: str, styles: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """Oracles are black; an entry has its colour, and another shape where eviction is by the reuse forecast."""
     entry = name.removesuffix(f" + {REUSE}")
     if entry in styles:
-        fill = "full" if styles[entry]["linestyle"] == "-" else "none"  # colours come again, with dashes
-        return {"color": styles[entry]["color"], "marker": "o" if entry == name else "^", "fillstyle": fill}
+        style = styles[entry]
+        return {"color": style["color"], "marker": "o" if entry == name else "^", "fillstyle": _fill(style)}
     return {"color": "black", "marker": {BELADY: "x", REUSE: "+"}.get(name, "_")}
+
+
+def _fill(style: Mapping[str, Any]) -> str:
+    """Of a marker: colours come again, with dashes, which a marker has none of."""
+    return "full" if style["linestyle"] == "-" else "none"
 
 
 def _names_styled(result: ArenaResult) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -1,6 +1,7 @@
 """`steerpipe train`: a predictor of routing, from a trace or from a model and prompts."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -94,6 +95,11 @@ def _check_flags(predictor: str, chosen: Mapping[str, Any]) -> None:
     if deaf:
         listens = ", ".join(f"--{flag}" for flag in sorted(known[predictor]))
         raise ConfigError(f"{predictor} has no use for --{', --'.join(deaf)}", fix=f"leave it out; it takes {listens}")
+    for flag in ("steps", "rows", "rank"):
+        if chosen.get(flag, 1) < 1:
+            raise ConfigError(f"--{flag} {chosen[flag]}", fix="give 1 or more")
+    if not 0 < chosen.get("rate", 1.0) < math.inf:
+        raise ConfigError(f"--rate {chosen['rate']}", fix="give a learning rate above 0, such as 0.003")
 
 
 def _material(

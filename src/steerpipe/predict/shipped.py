@@ -15,7 +15,6 @@ FOLDER = "predictors"  # beside a pack's files
 class ShippedPredictors:
     """The files of one model's predictors, by name without suffix."""
 
-    folder: Path
     files: dict[str, Path]
 
     def heads(self) -> dict[int, Path]:
@@ -24,12 +23,11 @@ class ShippedPredictors:
 
 
 def for_model(pack: Path) -> ShippedPredictors | None:
-    """None: nobody has trained any."""
-    for folder in folders_for(pack):
-        files = {file.stem: file for file in sorted(folder.glob("*.safetensors"))}
-        if files:
-            return ShippedPredictors(folder, files)
-    return None
+    """One of the pack's own replaces the package's of the same name. None: nobody has trained any."""
+    files: dict[str, Path] = {}
+    for folder in reversed(folders_for(pack)):
+        files |= {file.stem: file for file in sorted(folder.glob("*.safetensors"))}
+    return ShippedPredictors(files) if files else None
 
 
 def folders_for(pack: Path) -> list[Path]:

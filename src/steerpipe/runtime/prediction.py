@@ -15,7 +15,6 @@ from steerpipe.predict.mark import ModelMark
 from steerpipe.predict.protocol import RoutingPredictor
 from steerpipe.predict.records import Geometry
 from steerpipe.predict.reuse import ReuseForecast
-from steerpipe.predict.reuse_file import NAME as REUSE_FILE
 from steerpipe.predict.reuse_file import load_reuse
 from steerpipe.predict.routers import Routers, routers_of_weights
 from steerpipe.predict.shipped import for_model
@@ -81,7 +80,7 @@ def reuse_for(folder: Path, spec: ModelSpec, digest: str | None = None) -> Reuse
     shipped, here = for_model(folder), mark_of(spec, digest)
     if shipped is None or "reuse" not in shipped.files or here.experts is None:  # forecasts are of even layers
         return None
-    return load_reuse(shipped.folder / REUSE_FILE, here=here)
+    return load_reuse(shipped.files["reuse"], here=here)
 
 
 def settle_policy(asked: str, forecast: ReuseForecast | None) -> str:
@@ -89,7 +88,7 @@ def settle_policy(asked: str, forecast: ReuseForecast | None) -> str:
     if asked == "reuse" and forecast is None:
         raise ConfigError(
             "the policy reuse needs a forecast, and this model has none that can be used here",
-            fix="use lfru; the embedded model comes with a forecast for the CPU (docs/reuse.md)",
+            fix="use lfru, or make one: steerpipe train reuse (docs/reuse.md); a GPU has no use for it yet",
         )
     if asked == "auto":
         return "lfru" if forecast is None else "reuse"
