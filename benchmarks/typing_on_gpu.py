@@ -155,11 +155,9 @@ class Play:
         last = route.prompt + FIRST_TOKENS - 1
         again = Routing("again", routing.ids[last : last + 1])
         hits = rig.decode(self.source, [self.kv], again, 0, HIT_STEPS)
-        step = min(hits)  # experts of the last token may still have to come back
         return told | {
-            "first_token_ms": first * 1e3, "decode_ms": sum(spent) * 1e3, "hit_step_ms": step * 1e3,
-            "stall_ms": (sum(spent) - len(spent) * step) * 1e3, "misses": decoded.misses - prefilled.misses,
-            "prompt_misses": prefilled.misses,
+            "first_token_ms": first * 1e3, "decode_ms": sum(spent) * 1e3, "hit_step_ms": min(hits) * 1e3,
+            "misses": decoded.misses - prefilled.misses, "prompt_misses": prefilled.misses,
         }  # fmt: skip
 
     def _edit(self, moment: Moment, at: float) -> None:
@@ -309,30 +307,39 @@ def main() -> None:
             lines.append({"arm": arm, "prompt_number": number, "pause_seconds": pause} | played)
             say(
                 f"{number} {arm:14} first {played['first_token_ms']:7.1f} ms, begun {played['ahead']}, "
-                f"stall {played['stall_ms']:7.1f} ms, misses {played['misses']}"
+                f"decode {played['decode_ms']:7.1f} ms, misses {played['misses']}"
             )
+            hit_step_ms = min(line["hit_step_ms"] for line in lines)
             found = {
                 "shape": given.shape, "format": given.format, "share": given.share, "link": link,
-                "block_bytes": shape.layout.block_bytes, "table": summary(lines), "lines": lines,
+                "block_bytes": shape.layout.block_bytes, "hit_step_ms": hit_step_ms,
+                "table": summary(lines, hit_step_ms), "lines": lines,
                 "work": {name: asdict(work) for name, work in ARMS.items()},
             }  # fmt: skip
             given.json.write_text(json.dumps(found, indent=1) + "\n")
-    for row in summary(lines):
+    for row in summary(lines, min(line["hit_step_ms"] for line in lines)):
         print(json.dumps(row), flush=True)
     say("done")
 
 
-def summary(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Over the prompts: median of the first token, means of the rest."""
+def summary(lines: list[dict[str, Any]], hit_step_ms: float) -> list[dict[str, Any]]:
+    """Over the prompts: median of the first token, means of the rest. `hit_step_ms`: the least of all lines; in one
+    line alone, experts of the last token may have had to come back in every step."""
     rows = []
     for arm in dict.fromkeys(line["arm"] for line in lines):
         own = [line for line in lines if line["arm"] == arm]
         rows.append({
             "arm": arm, "prompts": len(own), "begun": sum(line["ahead"] > 0 for line in own),
             "first_token_ms": statistics.median(line["first_token_ms"] for line in own),
-            **{name: statistics.fmean(line[name] for line in own) for name in ("stall_ms", "decode_ms", "misses")},
+            "stall_ms": statistics.fmean(line["decode_ms"] - _decoded(line) * hit_step_ms for line in own),
+            **{name: statistics.fmean(line[name] for line in own) for name in ("decode_ms", "misses")},
         })  # fmt: skip
     return rows
+
+
+def _decoded(line: dict[str, Any]) -> int:
+    """Steps in its `decode_ms`."""
+    return FIRST_TOKENS - max(0, int(line["ahead"]) - 1)
 
 
 if __name__ == "__main__":

@@ -85,6 +85,12 @@ def test_an_unknown_part_is_an_error() -> None:
         TypingOptions(("all", "everything"))
 
 
+def test_promotion_without_ram_is_refused() -> None:
+    with pytest.raises(InputError, match="promotion fills RAM") as caught:
+        run_typing(None, CONFIG, [], TypingOptions(("nothing", "promotion")), lambda _: None)
+    assert "--ram" in caught.value.fix
+
+
 def test_every_arm_gives_the_same_tokens_and_steering_comes_first() -> None:
     prompt: TypedPrompt = read_prompts(EXAMPLE, words, 1)[0]
     kept: list[int] = []
@@ -115,3 +121,8 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
 def test_prompts_that_there_are_not_cannot_be_skipped() -> None:
     result = CliRunner().invoke(app, ["bench", "typing", str(EXAMPLE), "--skip", "1000"])
     assert result.exit_code == 2 and "no more than 1000" in result.output
+
+
+def test_at_least_one_prompt_is_typed() -> None:
+    result = CliRunner().invoke(app, ["bench", "typing", str(EXAMPLE), "--prompts", "0"])
+    assert result.exit_code == 2 and "--prompts" in result.output

@@ -153,3 +153,13 @@ def test_a_process_that_is_killed_and_started_again_leaves_the_trace_of_one_that
     trace(model, prompts, tmp_path / "out", *options)
     for ours, theirs in zip(TraceReader(tmp_path / "out"), TraceReader(tmp_path / "whole"), strict=True):
         assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize(("name", "value"), [("QUALITY", "drop"), ("COVER", "2")])
+def test_a_lossy_setting_of_the_environment_is_refused(
+    model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(f"STEERPIPE_{name}", value)
+    result = CliRunner().invoke(app, ["trace", str(model), str(prompts), str(tmp_path / "out")])
+    assert result.exit_code != 0 and f"STEERPIPE_{name}" in result.output
+    assert not (tmp_path / "out").exists()

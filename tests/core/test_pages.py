@@ -38,15 +38,28 @@ def test_whatever_a_page_holds_little_is_wasted(block: int, slot: int) -> None:
 
 
 def test_as_many_pages_as_fit_and_as_many_for_keys_and_values_as_their_blocks_need() -> None:
-    plan = plan_pages(10 * 12 * MIB + 5, PageShape(3, 4, 4 * MIB, 3 * MIB), kv_blocks=7)
+    plan = plan_pages(10 * 12 * MIB + 5, PageShape(3, 4, 4 * MIB, 3 * MIB), kv_blocks=7, experts=100)
     assert (plan.pages, plan.kv_pages, plan.slots, plan.total_bytes) == (10, 3, 40, 120 * MIB)
 
 
 def test_keys_and_values_leave_enough_to_compute_a_layer_with() -> None:
     one_each = PageShape(1, 1, MIB, MIB)
-    assert plan_pages(5 * MIB, one_each, kv_blocks=3).pages == 5
+    assert plan_pages(5 * MIB, one_each, kv_blocks=3, experts=100).pages == 5
     with pytest.raises(CapacityError, match="holds 4 pages of 1 MiB; keys and values may take 3, and experts need 2"):
-        plan_pages(4 * MIB, one_each, kv_blocks=3)
+        plan_pages(4 * MIB, one_each, kv_blocks=3, experts=100)
+
+
+def test_there_are_no_more_pages_than_the_model_and_its_keys_and_values_fill() -> None:
+    shape = PageShape(3, 4, 4 * MIB, 3 * MIB)
+    assert plan_pages(10**6 * MIB, shape, kv_blocks=7, experts=41).pages == 3 + 11
+    assert plan_pages(14 * 12 * MIB - 1, shape, kv_blocks=7, experts=41).pages == 13
+
+
+@pytest.mark.parametrize("asked", [{"pace": "1GB"}, {"ram": "900MiB"}, {"fast_memory": "900MiB"}], ids=str)
+def test_memory_that_nothing_can_fill_is_not_taken(asked: dict[str, str]) -> None:
+    config = EngineConfig(kv_memory="shared", **asked)
+    budget = plan_shared_budget(config, FACTS, kv_blocks=5, kv_block_bytes=MIB, free_bytes=1000 * MIB)
+    assert budget.pages is not None and budget.pages.total_bytes == 105 * MIB
 
 
 @pytest.mark.parametrize(("fast", "pages"), [("20MiB", 20), ("30%", 30)])

@@ -103,3 +103,36 @@ def test_kept_prompts_hold_a_quarter_of_the_blocks_or_the_last_prompt() -> None:
     kv.append(4 * BLOCK)
     prefixes.keep("a", numbered(4 * BLOCK, 77), kv)
     assert pool.live_blocks == 4 and prefixes.shared("a", numbered(4 * BLOCK, 77)) == 4 * BLOCK
+
+
+def test_prompts_that_are_being_typed_stay_beside_the_quarter_and_go_last() -> None:
+    pool, _ = pool_of(8)
+    prefixes = PrefixStore(pool)
+    typed = [numbered(BLOCK, 1000 * number) for number in range(3)]
+    prefixes.typed = lambda: [("a", ids[:16]) for ids in typed]
+    for ids in (*typed, *(numbered(BLOCK, 50_000 + 1000 * number) for number in range(4))):
+        kv = pool.sequence()
+        kv.append(BLOCK)
+        prefixes.keep("a", ids, kv)
+    assert [prefixes.shared("a", ids) for ids in typed] == [BLOCK] * 3
+    assert pool.live_blocks == 3 + 2
+    assert prefixes.make_room(5, promised=0)
+    assert [prefixes.shared("a", ids) for ids in typed] == [BLOCK] * 3
+    assert prefixes.make_room(6, promised=0)
+    assert [prefixes.shared("a", ids) for ids in typed] == [0, BLOCK, BLOCK]
+
+
+def test_a_page_that_cannot_be_lent_costs_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, shelf = pool_of(4)
+    kv, take = pool.sequence(), shelf.take
+
+    def second_fails() -> tuple[int, Tensor]:
+        if len(shelf.here) < 2:
+            raise KeyboardInterrupt
+        return take()
+
+    monkeypatch.setattr(shelf, "take", second_fails)
+    with pytest.raises(KeyboardInterrupt):
+        kv.append(3 * BLOCK)
+    assert pool.live_blocks == 0 and kv.length == 0 and len(shelf.here) == 2
+    pool.check_integrity()

@@ -137,3 +137,10 @@ def test_the_command_line_says_where_the_time_went(pack: Path) -> None:
     told = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     assert told["experts"]["leased"] > 0
     assert {row["what"] for row in told["memory"]} >= {"expert slots", "dense weights", "all experts"}
+
+
+def test_shared_pages_are_no_more_than_the_model_fills(pack: Path) -> None:
+    with Pipeline(pack, profile=False, pace="1GB", kv_memory="shared", max_context=256, max_batch=1) as pipe:
+        pages = pipe.budget.pages
+        assert pages is not None
+        assert (pages.pages - pages.kv_pages - 1) * pages.shape.slots < 24 <= pages.slots

@@ -112,6 +112,16 @@ def test_in_a_batch_others_wait_beside_an_answer_that_is_covered() -> None:
     assert desk.token(ONE, OTHER) == [False, False]
 
 
+def test_an_answer_keeps_no_account_of_tokens_that_wait_beside_another_that_is_covered() -> None:
+    desk = Desk(2)
+    desk.desk.cover(ONE)
+    assert [desk.token(ONE), desk.token(ONE)] == [[True], [True]]
+    desk.desk.cover(OTHER)
+    assert [desk.token(ONE, OTHER), desk.token(ONE, OTHER)] == [[False, True], [False, True]]
+    for sequence in (ONE, OTHER):
+        assert desk.desk.take(sequence).uses == Substituted(uses=8, substituted=8)
+
+
 def test_prompts_wait() -> None:
     desk = Desk(1)
     desk.desk.cover(ONE)

@@ -321,3 +321,44 @@ def test_a_request_that_needs_the_room_gets_it_from_begun_answers(nano: Pipeline
         desk.engine.discard(sequence)
         wanted = expected(nano, f"1 {TEXT}")
         assert desk.answer(desk.drafts.submit(drafts[1])) == wanted
+
+
+@pytest.fixture(scope="module")
+def tight() -> Iterator[Pipeline]:
+    """Ten KV blocks in pages of the experts."""
+    with Pipeline(dtype="float32", threads=1, profile=False, predict="off", fast_memory="96MiB", kv_memory="shared",
+                  max_context=512) as pipe:  # fmt: skip
+        yield pipe
+
+
+def test_three_who_type_keep_what_was_computed_for_them_in_shared_pages(tight: Pipeline) -> None:
+    desk = Desk(tight, DraftWork(ahead_tokens=0))
+    drafts = [desk.drafts.open(f"user {number}") for number in range(3)]
+    for number in range(2):
+        for draft in drafts:
+            at = len(desk.drafts.text(draft))
+            desk.drafts.edit(draft, [paste(at, TEXT, float(number))])
+        desk.rest()
+    warmths = [desk.drafts.warmth(draft) for draft in drafts]
+    assert all(warmth.stable_tokens - 16 < warmth.prefilled_tokens for warmth in warmths)
+    for number, draft in enumerate(drafts):
+        ids = desk.drafts._open[draft].prefix.ids
+        assert desk.engine.prefixes.shared(f"user {number}", ids) == warmths[number].prefilled_tokens
+    desk.close()
+
+
+def test_warmth_is_of_what_is_there_and_what_is_gone_is_computed_with_the_next_cell(desk: Desk) -> None:
+    draft = desk.drafts.open("a")
+    desk.type(draft, [paste(0, TEXT * 3, 0.0)])
+    desk.rest()
+    before = desk.drafts.warmth(draft)
+    desk.engine.forget_prefixes()
+    gone = desk.drafts.warmth(draft)
+    assert (gone.prefilled_tokens, gone.saved_seconds) == (0, 0.0) and before.saved_seconds > 0
+    desk.rest()
+    assert desk.engine.load.kept_blocks == 0, "nobody types: nothing is done"
+    desk.drafts.edit(draft, [paste(len(TEXT) * 3, TEXT * 2, 1.0)])
+    desk.rest()
+    after = desk.drafts.warmth(draft)
+    assert after.prefilled_tokens > before.prefilled_tokens
+    assert desk.engine.prefixes.shared("a", desk.drafts._open[draft].prefix.ids) == after.prefilled_tokens

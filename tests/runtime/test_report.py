@@ -13,7 +13,7 @@ from safetensors.numpy import load
 
 from steerpipe import Pipeline
 from steerpipe.core.config import load_config
-from steerpipe.core.errors import CapacityError
+from steerpipe.core.errors import CapacityError, ConfigError
 from steerpipe.core.events import Completion
 from steerpipe.runtime.report import report_run, write_report
 from steerpipe.transfer.trace_file import read_recording
@@ -117,3 +117,9 @@ def test_wide_layers_keep_their_numbers(tmp_path: Path) -> None:
     write_report(tmp_path / "report.zip", {}, wide)
     with zipfile.ZipFile(tmp_path / "report.zip") as archive:
         assert load(archive.read("routing.safetensors"))["routing"].tolist() == [[[300, 2]]]
+
+
+@pytest.mark.parametrize("lossy", [{"quality": "drop"}, {"cover": "auto"}], ids=str)
+def test_a_lossy_run_is_refused(lossy: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="a report is of exact answers"):
+        report_run(None, load_config(SETTINGS | lossy, environ={}), SECRET, max_tokens=1)

@@ -30,13 +30,14 @@ def test_keys_and_values_take_pages_from_the_experts_and_no_answer_changes(model
         for thread in threads:
             thread.join()
         assert found == exact
-        metrics, rows = server.metrics(), server.get("/props").json()["memory"]
+        metrics, said = server.metrics(), server.get("/props").json()
         pages = {holder: metrics[f'steerpipe_pages{{holder="{holder}"}}'] for holder in ("experts", "kv")}
         assert sum(pages.values()) == 5
         taken, returned = metrics["steerpipe_pages_taken_total"], metrics["steerpipe_pages_returned_total"]
         assert taken - returned == pages["kv"] and returned > 3
         assert metrics["steerpipe_expert_evictions_total"] > 0
-        assert any(row["what"] == "experts, and keys and values" for row in rows)
+        assert any(row["what"] == "experts, and keys and values" for row in said["memory"])
+        assert said["settings"]["quality"] == "exact" and not any("expert_uses" in name for name in metrics)
 
 
 def test_an_answer_says_how_much_of_it_was_substituted(model: Path) -> None:
@@ -46,3 +47,8 @@ def test_an_answer_says_how_much_of_it_was_substituted(model: Path) -> None:
         assert quality["share"] == pytest.approx(quality["substituted"] / quality["uses"], abs=1e-6)
         two = server.complete("a question", max_tokens=40, n=2, temperature=1, seed=1)["quality"]
         assert two["uses"] == 2 * quality["uses"]
+        assert server.get("/props").json()["settings"]["quality"] == "drop"
+        metrics = server.metrics()
+        uses = {how: metrics[f'steerpipe_expert_uses_total{{how="{how}"}}'] for how in ("exact", "substituted")}
+        assert sum(uses.values()) == quality["uses"] + two["uses"]
+        assert uses["substituted"] == quality["substituted"] + two["substituted"]

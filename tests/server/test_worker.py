@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 
+from steerpipe.core.errors import CapacityError
 from steerpipe.core.sampling import SamplingSettings
 from steerpipe.engine.request import Request
 from steerpipe.engine.tokenizer import ChatMessage
@@ -18,6 +19,7 @@ from steerpipe.server.messages import (
     DraftName,
     EditDraft,
     Ended,
+    Failed,
     FromEngine,
     OpenDraft,
     Stepped,
@@ -111,3 +113,45 @@ def test_an_answer_goes_on_while_somebody_floods_a_draft(pipe: Pipeline) -> None
     EngineLoop(pipe, cast("Connection", front)).run()
     assert waited[0] > 350, "the first token did not wait for all edits"
     assert waited[-1] < waited[0], "nor do the edits wait for the whole answer"
+
+
+def test_what_was_begun_comes_in_one_go_at_enter(pipe: Pipeline) -> None:
+    steps: list[int] = []  # words in each message after Enter
+    asked = request(pipe)
+
+    def answer(message: FromEngine, _: Front) -> list[ToEngine]:
+        if isinstance(message, Warmed) and message.warmth.speculated_tokens == 8:
+            return [Submit(Ticket(0), asked, DRAFT)]
+        words = message.told if isinstance(message, Stepped) else ()
+        steps.extend([len(words)] if words else [])
+        return [Stop() for word in words if isinstance(word, Ended)]
+
+    front = Front(OPEN, EditDraft(DRAFT, (insert(0, TEXT, 0.0),)), answer=answer)
+    EngineLoop(pipe, cast("Connection", front)).run()
+    assert steps[0] == 8 and set(steps[1:-1]) == {1}
+
+
+@pytest.mark.parametrize("failing", [False, True], ids=["cancelled", "failed"])
+def test_of_an_answer_that_does_not_end_no_account_is_left(monkeypatch: pytest.MonkeyPatch, failing: bool) -> None:
+    with Pipeline(dtype="float32", threads=1, predict="off", profile=False, max_context=256, max_batch=2,
+                  fast_memory="25%", quality="drop") as lossy:  # fmt: skip
+        assert lossy.quality is not None
+        accounts = lossy.quality.desk.accounts
+        known: list[int] = []
+
+        def answer(message: FromEngine, _: Front) -> list[ToEngine]:
+            words = message.told if isinstance(message, Stepped) else ()
+            if any(isinstance(word, Failed) for word in words):
+                return [Stop()]
+            if accounts._of and not known:
+                known.extend(accounts._of)
+                if not failing:
+                    return [Cancel(Ticket(0)), Stop()]
+                monkeypatch.setattr(lossy.engine._runner, "decode", fail)
+            return []
+
+        def fail(_: object) -> None:
+            raise CapacityError("no room", fix="none")
+
+        EngineLoop(lossy, cast("Connection", Front(Submit(Ticket(0), request(lossy)), answer=answer))).run()
+        assert known and not accounts._of

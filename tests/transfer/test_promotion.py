@@ -1,6 +1,7 @@
 """Likely experts come from the disk into RAM: into no slot, behind everything else, and read from there afterwards."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from steerpipe.core.ids import ExpertId
 from steerpipe.runtime.draft_plan import PROMOTED_USES, plan_promotion
 from steerpipe.runtime.models import EMBEDDED
 from steerpipe.store.reader import open_pack
+from steerpipe.transfer.link import Link, OverLink, Piece
 from steerpipe.transfer.promotion import Promotion
 from steerpipe.transfer.source import LadderSource
 
@@ -78,6 +80,56 @@ def test_what_was_promoted_is_not_the_first_to_go(source: LadderSource) -> None:
     assert len(promotion.tier.held()) == BLOCKS and set(promoted) <= promotion.tier.held()
 
 
+def test_what_is_to_stay_gives_no_place_to_what_is_promoted(source: LadderSource) -> None:
+    read(source, 0, range(BLOCKS))
+    oldest = [ExpertId(0, index) for index in range(BLOCKS // 4)]
+    promotion = source.promotion
+    assert promotion is not None
+    promotion.expect((), oldest)
+    promoted = [ExpertId(1, index) for index in range(BLOCKS // 4)]
+    with source._ladder.lock:
+        promotion.expect(promoted, [*oldest, *promoted])
+        while promotion.moving:
+            source._ladder.changed.wait()
+    assert {*oldest, *promoted} <= promotion.tier.held()
+
+
+class Gate(OverLink):
+    """Says when a read has begun, and lets it pass when told."""
+
+    def __init__(self, below: Link) -> None:
+        super().__init__(below)
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def read(self, pieces: Sequence[Piece]) -> None:
+        self.reached.set()
+        self.opened.wait()
+        self.below.read(pieces)
+
+
+def test_the_last_block_is_on_its_way_until_it_is_there() -> None:
+    pack = open_pack(EMBEDDED)
+    gates: list[Gate] = []
+
+    def gated(disk: Link) -> Link:
+        gates.append(Gate(disk))
+        return gates[0]
+
+    ram_bytes = BLOCKS * pack.layout(0).block_bytes
+    with LadderSource.open(pack, slots=16, dtype=torch.float32, ram_bytes=ram_bytes, wrap=gated) as source:
+        promotion, (gate,) = source.promotion, gates
+        assert promotion is not None and not source.moving
+        promotion.expect([ExpertId(3, 5)])
+        gate.reached.wait()
+        on_its_way = source.moving, promotion.tier.held()
+        gate.opened.set()
+        with source._ladder.lock:
+            while promotion.moving:
+                source._ladder.changed.wait()
+        assert on_its_way == (True, frozenset())
+        assert promotion.tier.held() == {ExpertId(3, 5)} and not source.moving
+
+
 def test_there_is_no_promotion_without_ram_that_is_short() -> None:
     pack = open_pack(EMBEDDED)
     with LadderSource.open(pack, slots=16, dtype=torch.float32) as bare:
@@ -86,6 +138,5 @@ def test_there_is_no_promotion_without_ram_that_is_short() -> None:
 
 def test_likely_experts_are_promoted_in_their_order_and_fill_half_of_ram_at_most() -> None:
     rates = np.array([0.5, PROMOTED_USES / 16, 0.9, PROMOTED_USES / 17, 0.7])
-    here = np.array([False, False, False, False, True])
-    assert plan_promotion(rates, here, 100).tolist() == [2, 0, 1]
-    assert plan_promotion(rates, here, 4).tolist() == [2, 0]
+    assert plan_promotion(rates, 100).tolist() == [2, 4, 0, 1]
+    assert plan_promotion(rates, 4).tolist() == [2, 4]

@@ -90,6 +90,8 @@ def run_typing(
 ) -> list[ArmResult]:  # fmt: skip
     """Every arm types every prompt; `keep` gets the results whenever they have grown. Raises AssertionError if any of
     them changes a token."""
+    if config.ram is None and "promotion" in options.arms:
+        raise InputError("promotion fills RAM, and there is none", fix="give --ram, or leave that arm out")
     typed = [each if options.last_seconds is None else each.last(options.last_seconds) for each in prompts]
     results: list[ArmResult] = []
     for arm in options.arms:

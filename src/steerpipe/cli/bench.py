@@ -102,7 +102,7 @@ def typing(
         str | None, typer.Option(help="checkpoint folder, pack, or hub name; default: the embedded")
     ] = None,
     texts: Annotated[Path | None, typer.Option(help="JSON lines of prompts, typed with the log's timing")] = None,
-    prompts: Annotated[int, typer.Option(help="how many, at most")] = 100,
+    prompts: Annotated[int, typer.Option(min=1, help="how many, at most")] = 100,
     skip: Annotated[int, typer.Option(min=0, help="of the log, so many first: to measure in parts")] = 0,
     arms: Annotated[str, typer.Option(help="what is done while typing: nothing,prefill,…,all")] = "nothing,prefill,all",
     cold: Annotated[bool, typer.Option("--cold", help="every prompt finds an empty cache of experts")] = False,

@@ -22,7 +22,7 @@ def plan_shared_budget(
         fast, reason = parse_bytes(config.ram or "0"), f"{config.ram} of RAM"
     else:
         fast, reason = _asked(config.fast_memory, facts), "as set"
-    plan = plan_pages(fast, page_shape(kv_block_bytes, facts.slot_bytes), kv_blocks)
+    plan = plan_pages(fast, page_shape(kv_block_bytes, facts.slot_bytes), kv_blocks, facts.experts)
     behind = 0 if config.ram is None else parse_bytes(config.ram) - plan.total_bytes
     if behind < 0:
         raise ConfigError(

@@ -208,6 +208,15 @@ def _read_file(file: Path) -> dict[str, Any]:
     return engine
 
 
+def refuse_lossy(config: EngineConfig, what: str) -> None:
+    """Raises ConfigError if answers may differ from the model's: `what` is of an exact run."""
+    for name, value in (("quality", config.quality), ("cover", config.cover)):
+        if value not in (Dial.EXACT, MissPolicy.WAIT, None):
+            raise ConfigError(
+                f"{name} is {value}, and {what} is of exact answers", fix=f"leave {name} out: STEERPIPE_{name.upper()}"
+            )
+
+
 def _check_all(values: Mapping[str, object], label: Callable[[str], str]) -> None:
     """`label` says how a name is spelt where the values come from."""
     for name, value in values.items():

@@ -68,10 +68,14 @@ def page_shape(block_bytes: int, slot_bytes: int) -> PageShape:
     raise AssertionError(f"no page for blocks of {block_bytes} and slots of {slot_bytes} bytes")
 
 
-def plan_pages(fast_bytes: int, shape: PageShape, kv_blocks: int) -> PagePlan:
-    """Raises CapacityError where keys and values, at their most, would leave too few slots to compute a layer with."""
-    pages, kv_pages = fast_bytes // shape.page_bytes, -(-kv_blocks // shape.blocks)
-    least = kv_pages + -(-SMALLEST_SLOTS // shape.slots)
+def plan_pages(fast_bytes: int, shape: PageShape, kv_blocks: int, experts: int) -> PagePlan:
+    """No more than all `experts`, and keys and values at their most, can fill.
+
+    Raises CapacityError where keys and values, at their most, would leave too few slots to compute a layer with.
+    """
+    kv_pages = -(-kv_blocks // shape.blocks)
+    least, most = (kv_pages + -(-slots // shape.slots) for slots in (SMALLEST_SLOTS, max(SMALLEST_SLOTS, experts)))
+    pages = min(fast_bytes // shape.page_bytes, most)
     if pages < least:
         raise CapacityError(
             f"fast_memory holds {pages} pages of {format_bytes(shape.page_bytes)}; keys and values may take "

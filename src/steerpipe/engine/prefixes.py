@@ -6,6 +6,7 @@ A scope is whoever may share (an API key): a prompt is never looked for in anoth
 the time of an answer what somebody else has asked.
 """
 
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
@@ -31,6 +32,8 @@ class PrefixStore:
     def __init__(self, pool: KvPool) -> None:
         self.pool = pool
         self._kept: list[_Prefix] = []  # used longest ago first
+        # of every prompt that is being typed, its scope and what was computed of it: that goes last
+        self.typed: Callable[[], Iterable[tuple[str, Items[int]]]] = lambda: ()
 
     @property
     def held_blocks(self) -> int:
@@ -66,8 +69,7 @@ class PrefixStore:
         if not kv.length:
             return
         self._kept.append(new)
-        while len(self._kept) > 1 and self._too_many:
-            self._drop(self._kept[0])
+        self._trim()
 
     def shared(self, scope: str, ids: Items[int]) -> int:
         """How many of the first tokens of `ids` are there."""
@@ -88,21 +90,41 @@ class PrefixStore:
         missing = self.pool.live_blocks + promised + blocks - self.pool.capacity_blocks
         if missing > 0 and missing > self.pool.held_only_by(prefix.kv for prefix in self._kept):
             return False
+        held = self._held() if missing > 0 else []
+        order = sorted(self._kept, key=lambda prefix: prefix in held)
         while self.pool.live_blocks + promised + blocks > self.pool.capacity_blocks:
-            self._drop(self._kept[0])
+            self._drop(order.pop(0))
         return True
 
     def clear(self) -> None:
         for prefix in list(self._kept):
             self._drop(prefix)
 
-    @property
-    def _too_many(self) -> bool:
-        if len(self._kept) > _MOST_PREFIXES:
-            return True
-        pool = self.pool
-        most = pool.keepable_blocks
-        return most < pool.capacity_blocks and pool.held_only_by(prefix.kv for prefix in self._kept) > most
+    def _trim(self) -> None:
+        """What is too much goes; the prompt that was kept last stays, and so do those that are being typed."""
+        if len(self._kept) <= _MOST_PREFIXES and not self._hold_too_much(self._kept):
+            return
+        held = self._held()
+        order = sorted(self._kept[:-1], key=lambda prefix: prefix in held)
+        while len(self._kept) > _MOST_PREFIXES:
+            self._drop(order.pop(0))
+        waiting = [prefix for prefix in order if prefix not in held]
+        while waiting and self._hold_too_much([prefix for prefix in self._kept if prefix not in held]):
+            self._drop(waiting.pop(0))
+
+    def _hold_too_much(self, prefixes: list[_Prefix]) -> bool:
+        most = self.pool.keepable_blocks
+        return most < self.pool.capacity_blocks and self.pool.held_only_by(prefix.kv for prefix in prefixes) > most
+
+    def _held(self) -> list[_Prefix]:
+        """For each prompt that is being typed, the last used of those that have all that was computed of it."""
+        held = []
+        for scope, ids in self.typed():
+            wanted = np.asarray(ids, dtype=np.int64)
+            own = (prefix for prefix in reversed(self._kept) if prefix.scope == scope)
+            found = next((prefix for prefix in own if _common(prefix.ids, wanted) == len(wanted)), None)
+            held += [found] if found is not None and len(wanted) else []
+        return held
 
     def _drop(self, prefix: _Prefix) -> None:
         self._kept.remove(prefix)

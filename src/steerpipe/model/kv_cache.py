@@ -62,7 +62,7 @@ class KvPool:
 
     @property
     def keepable_blocks(self) -> int:
-        """How many may stay in use for prompts that nobody asks for now, beside the last."""
+        """How many may stay in use for prompts that nobody asks for or types now, beside the last."""
         return self.capacity_blocks
 
     def check_integrity(self) -> None:
@@ -145,7 +145,7 @@ class KvSequence:
         taken: list[_Block] = []
         try:
             taken.extend(self._pool.take() for _ in range(self.blocks_to_reach(end)))
-        except CapacityError:
+        except BaseException:  # whoever lends a page may fail, too
             for block in taken:
                 self._pool.drop(block)
             raise

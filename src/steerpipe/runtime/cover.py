@@ -103,8 +103,9 @@ class CoverDesk:
     def begin(self, sequences: tuple[SequenceId, ...], *, decode: bool) -> bool:
         if not decode:
             return False
-        self._shelf.rows = [self._due(sequence) for sequence in sequences]
-        return any(self._shelf.rows) and self._desk.begin(sequences, decode=True)
+        rows = self._shelf.rows = [self._due(sequence) for sequence in sequences]
+        covered = tuple(sequence if row else None for sequence, row in zip(sequences, rows, strict=True))
+        return any(rows) and self._desk.begin(covered, decode=True)
 
     def settle(self, layer: int, x: Tensor, route: Route) -> Settled:
         return self._desk.settle(layer, x, route)

@@ -77,9 +77,14 @@ class DraftForecast:
         promotion = self._source.promotion
         if promotion is None:
             return
-        here = np.zeros(len(self._rates), dtype=np.bool_)
-        here[[self._number[expert] for expert in {*self._source.residents, *promotion.tier.held()}]] = True
-        promotion.expect(self._experts(plan_promotion(self._rates, here, promotion.tier.blocks)))
+        chosen = self._experts(plan_promotion(self._rates, promotion.tier.blocks))
+        here = {*self._source.residents, *promotion.tier.held()}
+        promotion.expect([expert for expert in chosen if expert not in here], chosen)
+
+    def stop_promoting(self) -> None:
+        """From now on the disk is for whoever waits; the block that is being read still comes."""
+        if self._source.promotion is not None:
+            self._source.promotion.expect(())
 
     @property
     def readiness(self) -> Readiness:
@@ -93,8 +98,7 @@ class DraftForecast:
         """Nobody types any more: what is on its way is cut, what has landed stays."""
         self._plan, self.pending = None, False
         self._moving.expect((), ())
-        if self._source.promotion is not None:
-            self._source.promotion.expect(())
+        self.stop_promoting()
 
     def _experts(self, numbers: NDArray[np.int64]) -> list[ExpertId]:
         return [self._source.experts[number] for number in numbers.tolist()]

@@ -61,13 +61,16 @@ class DraftForesight:
         return self._forecast.readiness if draft is self._latest else Readiness(0, 0, 0)
 
     def ended(self, draft: DraftSession, *, sent: bool) -> None:
-        """Only what was sent teaches anything; what was given up takes its transfers with it."""
+        """Only what was sent teaches anything, and promotes nothing more; what was given up takes its transfers with
+        it."""
         if sent and self._guesser is not None:
             self._guesser.person = self._person(draft.scope)
             self._guesser.learn(draft.typed.text)
         if draft is self._latest:
             self._latest = None
-            if not sent:
+            if sent:
+                self._forecast.stop_promoting()
+            else:
                 self._forecast.withdraw()
 
     def _tail(self, draft: DraftSession) -> Mapping[int, float]:

@@ -43,12 +43,12 @@ def plan_opening(
     return OpeningPlan(send[: paid + better], wanted[present[wanted]], wanted)
 
 
-def plan_promotion(rates: NDArray[np.floating], here: NDArray[np.bool_], blocks: int) -> NDArray[np.int64]:
-    """Experts for a RAM tier of so many `blocks`, the likeliest first; `here`: who is there already, or in a slot.
+def plan_promotion(rates: NDArray[np.floating], blocks: int) -> NDArray[np.int64]:
+    """Experts that belong in a RAM tier of so many `blocks`, wherever they are now, the likeliest first.
 
     At most half of the tier: what was read of late is not thrown away for guesses.
     """
     told = rates * FIRST_TOKENS
-    likely = np.argsort(-told, kind="stable")
-    chosen: NDArray[np.int64] = likely[(told[likely] >= PROMOTED_USES) & ~here[likely]][: blocks // 2]
+    likely = np.argsort(-told, kind="stable")[: blocks // 2]
+    chosen: NDArray[np.int64] = likely[told[likely] >= PROMOTED_USES]
     return chosen

@@ -5,6 +5,7 @@ from steerpipe.core.sampling import SamplingSettings
 from steerpipe.engine.engine import Engine
 from steerpipe.engine.request import Request
 from steerpipe.engine.tokenizer import ChatMessage, TextCodec
+from steerpipe.model.cells import CELL
 from steerpipe.runtime.draft_foresight import DraftForesight
 from steerpipe.runtime.draft_session import BegunAnswer, Cell, DraftSession, DraftWork
 from steerpipe.runtime.prompts import encode_prompt, is_chat
@@ -78,7 +79,15 @@ class DraftWorker:
             self._engine.discard(draft.begun.sequence)
             draft.begun = None
 
+    def kept(self, draft: DraftSession) -> int:
+        """How many of its computed tokens are there still: who needed the room may have taken it."""
+        return self._engine.prefixes.shared(draft.scope, draft.computed) // CELL * CELL
+
     def _fill(self, draft: DraftSession, end: int) -> bool:
+        """Up to `end`; what is not there any more is computed with it, in one go: cell by cell, drafts that have no
+        room beside each other would take it from each other for ever.
+        """
+        draft.forget_from(self.kept(draft))
         ids = draft.prefix.first(end)
         request = Request(ids, SamplingSettings(), scope=draft.scope, prompt_only=True)
         draft.filling = Cell(self._engine.prepare(request), ids)

@@ -65,6 +65,7 @@ class Drafts:
         self._reading = DraftTurns()
         self._turns = DraftTurns()
         self._now = 0.0  # of the last `tend`
+        engine.prefixes.typed = lambda: [(draft.scope, draft.computed) for draft in self._open.values()]
 
     def __len__(self) -> int:
         return len(self._open)
@@ -134,16 +135,18 @@ class Drafts:
         if draft is self._served:
             self._settle()
         begun = None if draft.begun is None else self._engine.prepared(draft.begun.sequence)
+        kept = self._worker.kept(draft)
         ready = Readiness(0, 0, 0) if self._foresight is None else self._foresight.readiness(draft)
         return Warmth(
             typed_tokens=len(draft.prefix) + self._tail_tokens(draft),
             stable_tokens=len(draft.prefix),
-            prefilled_tokens=len(draft.computed),
+            prefilled_tokens=kept,
             experts_ready=ready.ready,
             experts_expected=ready.expected,
             bytes_in_flight=ready.bytes_in_flight,
             speculated_tokens=0 if begun is None else begun.tokens,
-            saved_seconds=sum(draft.seconds.values()) + (0.0 if begun is None else begun.seconds),
+            saved_seconds=sum(spent for end, spent in draft.seconds.items() if end <= kept)
+            + (0.0 if begun is None else begun.seconds),
             too_long=draft.too_long,
         )
 

@@ -20,14 +20,15 @@ class Accounts:
         self._mended = None if allowance is None else np.array(allowance.mended)  # [layers, k]
         self._purse = Purse(None if allowance is None else allowance.per_token)
         self._of: dict[SequenceId, Substituted] = {}
-        self._rows: tuple[SequenceId, ...] = ()
+        self._rows: tuple[SequenceId | None, ...] = ()
 
-    def begin(self, sequences: tuple[SequenceId, ...]) -> None:
-        """A pass over a row of each starts."""
+    def begin(self, sequences: tuple[SequenceId | None, ...]) -> None:
+        """A pass over a row of each starts; None: a row that keeps no account."""
         self._rows = sequences
-        self._purse.earn(len(sequences))
-        for sequence in dict.fromkeys(sequences):
-            self._of.setdefault(sequence, Substituted())
+        counted = [sequence for sequence in sequences if sequence is not None]
+        self._purse.earn(len(counted))
+        for sequence in dict.fromkeys(counted):
+            self._of[sequence] = self._of.pop(sequence, Substituted())  # the one computed longest ago goes first
         while len(self._of) > max(REMEMBERED, len(sequences)):
             del self._of[next(iter(self._of))]
 
@@ -57,7 +58,9 @@ class Accounts:
         """Of one answer, once; nothing where it had no token of its own to substitute in."""
         return self._of.pop(sequence, Substituted())
 
-    def _add(self, sequence: SequenceId, more: Substituted) -> None:
+    def _add(self, sequence: SequenceId | None, more: Substituted) -> None:
+        if sequence is None:
+            return
         self.total += more
         if sequence in self._of:
             self._of[sequence] += more

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from steerpipe.core.config import EngineConfig
+from steerpipe.core.config import EngineConfig, refuse_lossy
 from steerpipe.core.errors import CapacityError, SteerpipeError
 from steerpipe.core.events import RoutingRecord
 from steerpipe.core.timeline import Timeline
@@ -53,7 +53,11 @@ class RunReport:
 
 
 def report_run(model: str | None, config: EngineConfig, prompt: str, max_tokens: int) -> RunReport:
-    """Loads the model and answers once. A failure is reported, not raised, without any message that may quote text."""
+    """Loads the model and answers once. A failure is reported, not raised, without any message that may quote text.
+
+    Raises ConfigError alone, before it loads, if the answer would not be exact.
+    """
+    refuse_lossy(config, "a report")
     timeline, routes = Timeline(), DecodedRoutes()
     facts: dict[str, Any] = {"asked": asdict(config)}
     try:

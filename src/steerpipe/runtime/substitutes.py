@@ -96,7 +96,8 @@ class Substitutes:
         self._patches: list[_Patch] = []
         self._rows = 0  # of the pass
 
-    def begin(self, sequences: tuple[SequenceId, ...], *, decode: bool) -> bool:
+    def begin(self, sequences: tuple[SequenceId | None, ...], *, decode: bool) -> bool:
+        """None: a row in which nothing is ever missing; it keeps no account."""
         self._patches.clear()  # of the token before: too late
         if not decode and not self._in_prompts:
             return False

@@ -203,6 +203,7 @@ class Observed:
     map: tuple[str, ...]
     prediction: PredictionState | None
     pages: PageCounts | None  # None: keys and values have memory of their own
+    substituted: Substituted | None  # None: every answer is exact
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,12 @@ def engine_families(observed: Observed, facts: Ready) -> Iterator[Family]:
         yield from _page_families(observed.pages)
     if observed.experts is not None:
         yield from _expert_families(observed.experts)
+    if observed.substituted is not None:
+        uses = {"exact": observed.substituted.uses - observed.substituted.substituted,
+                "substituted": observed.substituted.substituted}  # fmt: skip
+        yield counter(
+            f"{name}expert_uses_total", "Expert uses that a lossy engine computed, or did without.", uses, "how"
+        )
     if observed.prediction is not None:
         yield from prediction_families(observed.prediction, observed.experts)
 

@@ -8,11 +8,13 @@ import signal
 import time
 from bisect import bisect_left
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from steerpipe.core.config import EngineConfig
 from steerpipe.core.errors import CapacityError, InputError, SteerpipeError
 from steerpipe.core.events import PromptEvent, SequenceFailed, TokenEvent
 from steerpipe.core.ids import SequenceId
+from steerpipe.core.quality import Dial, Substituted
 from steerpipe.engine.engine import Event
 from steerpipe.runtime.pipeline import Pipeline
 from steerpipe.server.draft_desk import DraftDesk
@@ -171,16 +173,17 @@ class EngineLoop:
     def _ended(self, ticket: Ticket, event: TokenEvent | PromptEvent) -> Ended:
         completion = self._engine.take_completion(event.sequence)
         before, after = self._before[ticket], self._pipe.counters()
-        self._forget(event.sequence)
+        substituted = self._forget(event.sequence)
         experts = None if before is None or after is None else after - before
-        quality = self._pipe.quality
-        substituted = None if quality is None else quality.desk.accounts.take(event.sequence)
         return Ended(ticket, completion.finish_reason, completion.timings, experts, substituted)
 
-    def _forget(self, sequence: SequenceId) -> None:
+    def _forget(self, sequence: SequenceId) -> Substituted | None:
+        """What was substituted in it; None: the engine is exact."""
         ticket = self._tickets.pop(sequence)
         del self._sequences[ticket]
         del self._before[ticket]
+        quality = self._pipe.quality
+        return None if quality is None else quality.desk.accounts.take(sequence)
 
     def _observed(self) -> Observed:
         times = StepTimes(
@@ -193,7 +196,8 @@ class EngineLoop:
         )
         onlooker = self._onlooker
         pipe, load = self._pipe, self._engine.load
-        return Observed(load, pipe.counters(), times, onlooker.map(), onlooker.prediction(), pipe.pages())
+        lossy = None if pipe.quality is None else pipe.quality.desk.accounts.total
+        return Observed(load, pipe.counters(), times, onlooker.map(), onlooker.prediction(), pipe.pages(), lossy)
 
     def _clock(self) -> tuple[float, float]:
         """Seconds beside computing: by the clock, and in which this thread ran."""
@@ -228,6 +232,7 @@ class _Teller:
 
 
 def _ready(pipe: Pipeline) -> Ready:
+    quality = Dial.EXACT.value if pipe.quality is None else Path(pipe.quality.chosen.name).name
     return Ready(
         folder=str(pipe.folder),
         max_context=pipe.config.max_context,
@@ -235,7 +240,7 @@ def _ready(pipe: Pipeline) -> Ready:
         vocab=pipe.spec.vocab,
         end_tokens=pipe.defaults.end_tokens,
         defaults=pipe.defaults.settings,
-        settings=tuple((choice.name, choice.value) for choice in pipe.config.choices),
+        settings=(*((choice.name, choice.value) for choice in pipe.config.choices), ("quality", quality)),
         memory=pipe.memory,
         experts_resident=pipe.budget.resident,
     )

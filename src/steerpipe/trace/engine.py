@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steerpipe import __version__
-from steerpipe.core.config import EngineConfig, cache_folder
+from steerpipe.core.config import EngineConfig, cache_folder, refuse_lossy
 from steerpipe.core.errors import ConfigError, UnsupportedConfigError
 from steerpipe.core.events import Completion, RoutingRecord
 from steerpipe.model.spec import ModelSpec
@@ -83,7 +83,8 @@ class EngineTracer:
     """A model in steerpipe's own engine. `close` gives its memory back."""
 
     def __init__(self, model: str | None, config: EngineConfig) -> None:
-        """None is the embedded model. Blocks until it is loaded."""
+        """None is the embedded model. Blocks until it is loaded. Raises ConfigError if it would not be exact."""
+        refuse_lossy(config, "a trace")
         self._recorder = RoutingRecorder()
         self._pipe = Pipeline(model, config=config, sink=self._recorder)
         self.codec = self._pipe.codec

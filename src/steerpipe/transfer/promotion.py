@@ -1,7 +1,7 @@
 """Blocks that may be wanted soon, from the disk into RAM and no further: when readers have nothing else to do."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from steerpipe.core.errors import TransferError
 from steerpipe.core.ids import ExpertId
@@ -22,15 +22,23 @@ class Promotion:
         self._ladder = ladder
         self._addresses = addresses
         self._wanted: deque[ExpertId] = deque()
+        self._bringing = 0  # blocks that are being read
         self.promoted = 0  # blocks so far
 
     @property
     def pending(self) -> bool:
-        """Holding the ladder's lock."""
+        """A reader could begin another. Holding the ladder's lock."""
         return bool(self._wanted)
 
-    def expect(self, experts: Sequence[ExpertId]) -> None:
-        """In place of what was expected before, the likeliest first. Never waits."""
+    @property
+    def moving(self) -> bool:
+        """Pending, or being read. Holding the ladder's lock."""
+        return bool(self._wanted or self._bringing)
+
+    def expect(self, experts: Sequence[ExpertId], keep: Collection[ExpertId] = ()) -> None:
+        """In place of what was expected before, the likeliest first. `keep`: they give no place to others, once in RAM.
+        Never waits for a read."""
+        self.tier.protect(keep)
         with self._ladder.lock:
             self._wanted = deque(experts)
             self._ladder.work.notify()
@@ -41,14 +49,24 @@ class Promotion:
             if not self._wanted:
                 return
             address = self._addresses[self._wanted.popleft()]
+            self._bringing += 1
+        came = False
+        try:
+            came = self._bring(address)
+        finally:
+            with self._ladder.lock:
+                self._bringing -= 1
+                self.promoted += came
+                self._ladder.changed.notify_all()
+
+    def _bring(self, address: BlockAddress) -> bool:
+        """Whether it came."""
         if address.expert in self.tier.held():
-            return
+            return False
         slab = Slab.allocate(address.size_bytes)
         try:
             self._fetcher.fetch(address, slab)
         except TransferError:
-            return
+            return False
         self.tier.expect(address, slab.view)
-        with self._ladder.lock:
-            self.promoted += 1
-            self._ladder.changed.notify_all()
+        return True

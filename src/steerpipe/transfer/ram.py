@@ -96,6 +96,11 @@ class RamTier(OverLink):
             self._table.touch(address.expert, self._reads)
         self.keep(address, block)
 
+    def protect(self, experts: Iterable[ExpertId]) -> None:
+        """What is wanted soon: its block goes only where no other can. Replaces what was said before."""
+        with self._lock:
+            self._table.protect(experts)
+
     def forget(self, address: BlockAddress) -> None:
         with self._lock:
             if self._table.state(address.expert) is Residency.READY:

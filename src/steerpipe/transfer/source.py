@@ -215,7 +215,7 @@ class LadderSource:
     def moving(self) -> bool:
         """Whether anything is on its way, into a slot or into RAM."""
         with self._ladder.lock:
-            return not self._ladder.idle or (self.promotion is not None and self.promotion.pending)
+            return not self._ladder.idle or (self.promotion is not None and self.promotion.moving)
 
     @property
     def slots(self) -> int:
