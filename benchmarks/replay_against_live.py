@@ -2,7 +2,7 @@
 
     python benchmarks/replay_against_live.py [--pack FOLDER | --large] [--tokens 96] [--repeats 3] [--json FILE]
 
-One process, one torch thread. A round runs the product with every expert in a slot, at two budgets for calibration
+One process, one torch thread. A round runs the product with every expert in a slot, at three budgets for calibration
 (another prompt, another seed) and at the six points, a few tokens of each in turn, so that a slow second falls on all
 alike; a step's time is its median over the rounds, a run's the median of its steps. What a miss costs is solved for on
 the calibration runs (`ladder_rates`), and the points' routing is replayed on the machine that comes of it: nothing of
@@ -42,7 +42,7 @@ LARGE = NANO | {  # blocks of 1.2 MB in int8: what a link is for; nano's are 16 
     "num_experts": 24, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 768,
 }  # fmt: skip
 POINTS = (0.125, 0.25, 0.5)  # predicted
-CALIBRATION = (0.375, 0.75)  # another text, and two of the three points are outside: nothing else tells of a miss
+CALIBRATION = (0.05, 0.375, 0.75)  # another text: nothing else tells what a miss costs
 PREDICTED, CALIBRATING = Text(5, 3), Text(77, 11)
 RESIDENT = Run(CALIBRATING, 1.0, None)
 
