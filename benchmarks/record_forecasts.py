@@ -21,7 +21,7 @@ from steerpipe.bench.forecasts import NAMED, ForecastFile, write_forecasts
 from steerpipe.predict import files
 from steerpipe.predict.by_horizon import ByHorizon
 from steerpipe.predict.records import PackedTrace, pack_traces
-from steerpipe.predict.reuse_file import NAME, load_reuse
+from steerpipe.predict.reuse_file import load_reuse
 from steerpipe.predict.shipped import for_model
 from steerpipe.runtime.models import find_model
 from steerpipe.trace.live import read_geometry, trace_texts
@@ -72,7 +72,7 @@ def main() -> None:
         "lookahead": foresee(files.load(shipped.files["lookahead"], routers), trace, HORIZONS, NAMED),
         "previous": previous_token(trace),
     }
-    reuse = foresee_reuse(load_reuse(shipped.folder / NAME), trace)
+    reuse = foresee_reuse(load_reuse(shipped.files["reuse"]), trace)
     places = {int(row): number for number, row in enumerate(rows)}
     kept = {(places[token], layer): each for (token, layer), each in reuse.scores.items() if token in places}
     recording = recording_of(trace, "nano's answers")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.predictor_material import CONTEXT, load_nano, read_text
 from steerpipe.arena.foresee import foresee_reuse, recording_of
-from steerpipe.predict.reuse_file import NAME, load_reuse
+from steerpipe.predict.reuse_file import load_reuse
 from steerpipe.predict.shipped import for_model
 from steerpipe.runtime.models import find_model
 from steerpipe.trace.live import TokenSequence
@@ -42,7 +42,7 @@ def main() -> None:
     recording = recording_of(trace, "held-out text")
     shipped = for_model(find_model(None))
     assert shipped is not None, "the package has no predictors"
-    scores = foresee_reuse(load_reuse(shipped.folder / NAME), trace)
+    scores = foresee_reuse(load_reuse(shipped.files["reuse"]), trace)
     rows = []
     for machine_name, (block_bytes, rate) in BLOCKS.items():
         for share in SHARES:

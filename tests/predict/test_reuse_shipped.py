@@ -7,7 +7,7 @@ import torch
 
 from steerpipe.arena.foresee import foresee_reuse, recording_of
 from steerpipe.predict.reuse import LiveReuse
-from steerpipe.predict.reuse_file import NAME, load_reuse
+from steerpipe.predict.reuse_file import load_reuse
 from steerpipe.predict.shipped import for_model
 from steerpipe.runtime.models import find_model
 from steerpipe.store.policies import HALF_LIFE_TOKENS
@@ -33,7 +33,7 @@ STORY = (
 def shipped() -> Path:
     found = for_model(find_model(None))
     assert found is not None
-    return found.folder / NAME
+    return found.files["reuse"]
 
 
 def test_it_fits_nano_and_the_default_policy(shipped: Path) -> None:
