@@ -72,7 +72,7 @@ def plain_rate(pack: Pack, blocks: int, depth: int, arena: SlotArena | None = No
             if arena is not None:
                 layer, expert = place.expert
                 out = arena.weights(expert % arena.slots, pack.layout(layer))
-                pack.check_block(layer, expert, slab.tensor)
+                pack.check_block(layer, expert, slab.view)
                 pack.decode_block(layer, slab.tensor, out.down.dtype, out=out)
 
     threads = [threading.Thread(target=work) for _ in range(depth)]

@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def draw(curves: dict[str, dict[str, list[float]]], demand: float, resident: float, name: str) -> None:
-    mpl.rcParams.update({"svg.hashsalt": "steerpipe", "font.size": 9})
+    mpl.rcParams.update({"svg.hashsalt": "steerpipe", "svg.fonttype": "none", "font.size": 9})
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
     percent = [100 * share for share in SHARES]
     for policy, label in POLICIES.items():
@@ -64,7 +64,6 @@ def draw(curves: dict[str, dict[str, list[float]]], demand: float, resident: flo
     right.legend(frameon=False, fontsize=8, loc="upper right", bbox_to_anchor=(1.0, 0.93))
     OUT.mkdir(parents=True, exist_ok=True)
     figure.savefig(OUT / "ladder.svg", metadata={"Date": None})
-    figure.savefig(OUT / "ladder.png", dpi=80)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ SHOWN = {1: "25 % resident", 2: "40 % resident"}  # columns
 
 def main() -> None:
     measured = json.loads((HERE / "notes" / "reuse" / "documents.json").read_text(encoding="utf-8"))
-    mpl.rcParams.update({"svg.hashsalt": "steerpipe", "font.size": 9})
+    mpl.rcParams.update({"svg.hashsalt": "steerpipe", "svg.fonttype": "none", "font.size": 9})
     figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(11, 3.2), layout="constrained")
     draw_misses(left, measured)
     draw_sight(middle, measured["documents"])

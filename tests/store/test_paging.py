@@ -25,7 +25,7 @@ def load(table: PagedTable, *numbers: int, now: float = 0.0) -> None:
 def test_an_empty_page_goes_first_and_nobody_moves() -> None:
     table = make_table()
     load(table, 0, 1, 2)
-    assert table.vacate(9.0) == Vacated(2, (), ())
+    assert table.give_page(9.0) == Vacated(2, (), ())
     assert table.pages_away == 1 and table.free_slots == 1
     table.check_integrity()
 
@@ -35,7 +35,7 @@ def test_the_least_valuable_go_and_the_others_of_their_page_move() -> None:
     load(table, *range(6))  # slots 0 to 5
     for number in (0, 3):  # used again: 1 and 2 are the oldest, in two pages
         table.touch(EXPERTS[number], 7.0)
-    vacated = table.vacate(9.0)
+    vacated = table.give_page(9.0)
     assert vacated == Vacated(1, (EXPERTS[1], EXPERTS[2]), ((3, 1),))
     assert table.slot(EXPERTS[3]) == 1 and table.state(EXPERTS[1]) is Residency.ABSENT
     table.check_integrity()
@@ -45,12 +45,12 @@ def test_what_is_protected_goes_only_in_need() -> None:
     table = make_table(2)
     load(table, 0, 1, 2, 3)
     table.protect([EXPERTS[0], EXPERTS[1]])
-    vacated = table.vacate(9.0)
+    vacated = table.give_page(9.0)
     assert vacated is not None and set(vacated.evicted) == {EXPERTS[2], EXPERTS[3]}
     table = make_table(2)
     load(table, 0, 1, 2, 3)
     table.protect(EXPERTS)
-    assert table.vacate(9.0) is not None
+    assert table.give_page(9.0) is not None
 
 
 def test_a_page_with_an_expert_that_is_held_or_on_its_way_stays() -> None:
@@ -59,21 +59,21 @@ def test_a_page_with_an_expert_that_is_held_or_on_its_way_stays() -> None:
     table.begin(EXPERTS[5], transient=False, now=4.0)  # LOADING in the second page
     table.touch(EXPERTS[0], 5.0)
     table.touch(EXPERTS[1], 6.0)
-    assert table.vacate(9.0) == Vacated(0, (EXPERTS[2], EXPERTS[0]), ((1, 2),))
+    assert table.give_page(9.0) == Vacated(0, (EXPERTS[2], EXPERTS[0]), ((1, 2),))
     table = make_table(2)
     load(table, 0, 1, 2, 3)
     table.pin(EXPERTS[0])
     table.pin(EXPERTS[2])
-    assert table.vacate(9.0) is None
+    assert table.give_page(9.0) is None
     table.check_integrity()
     table.unpin(EXPERTS[2])
-    vacated = table.vacate(9.0)
+    vacated = table.give_page(9.0)
     assert vacated is not None and vacated.page == 1 and table.state(EXPERTS[0]) is Residency.READY
 
 
 def test_nobody_gets_a_slot_of_a_page_that_is_away_until_it_is_back() -> None:
     table = make_table(2)
-    vacated = table.vacate(0.0)
+    vacated = table.give_page(0.0)
     assert vacated is not None
     load(table, 0, 1)
     placement = table.begin(EXPERTS[2], transient=False, now=3.0)
@@ -115,7 +115,7 @@ class Pages(RuleBasedStateMachine):
     def give_away(self) -> None:
         held = {e for e in EXPERTS if self.table.pins(e) or self.table.state(e) is Residency.LOADING}
         lay = {expert: self.table.slot(expert) for expert in held}
-        vacated = self.table.vacate(self.now)
+        vacated = self.table.give_page(self.now)
         assert lay == {expert: self.table.slot(expert) for expert in held}
         if vacated is None:
             assert held, "only what is held or on its way can stand in the way"

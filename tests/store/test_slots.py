@@ -83,3 +83,21 @@ def test_decoding_into_a_slot_by_strips_gives_the_same_bits(
     assert blocks.decode(layout, block, torch.bfloat16, slot) is slot
     assert torch.equal(slot.gate_up, whole.gate_up)
     assert torch.equal(slot.down, whole.down)
+
+
+@pytest.mark.parametrize(("hidden", "width", "group"), [(48, 24, None), (192, 48, None), (64, 32, 8), (30, 14, 2)])
+def test_small_blocks_are_decoded_by_numpy_to_the_bits_that_torch_gives(
+    hidden: int, width: int, group: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = plan_block(ExpertFormat.INT4, hidden, width, group)
+    generator = torch.Generator().manual_seed(2)
+    shapes = ((width, hidden), (width, hidden), (hidden, width))
+    gate, up, down = (torch.randn(shape, generator=generator) for shape in shapes)
+    block = blocks.encode(layout, gate, up, down, name="an expert")
+    slot = SlotArena([layout], 1, torch.float32, CPU).weights(0, layout)
+    with monkeypatch.context() as patch:
+        patch.delattr(blocks, "_decode_matrix")  # torch has no part in it
+        blocks.decode(layout, block, torch.float32, slot)
+    wanted = blocks.decode(layout, block, torch.float32)
+    assert torch.equal(slot.gate_up, wanted.gate_up)
+    assert torch.equal(slot.down, wanted.down)

@@ -1,5 +1,6 @@
 """Experts into blocks and back. Legend: H hidden, I expert width."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -7,7 +8,13 @@ from steerpipe.core.errors import PackError
 from steerpipe.core.protocols import ExpertWeights
 from steerpipe.store.formats import ExpertFormat
 from steerpipe.store.layout import BlockLayout, Part
-from steerpipe.store.quant import dequantise_int4, dequantise_int8, quantise_int4, quantise_int8
+from steerpipe.store.quant import (
+    dequantise_int4,
+    dequantise_int4_small,
+    dequantise_int8,
+    quantise_int4,
+    quantise_int8,
+)
 
 TORCH_DTYPES = {
     "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
@@ -18,6 +25,7 @@ TORCH_DTYPES = {
 # small, and large experts are no slower for it (2048 x 1408 to bf16: int4 5.3 ms instead of 7.2, int8 2.9 instead of
 # 5.3; 512 x 992: int4 0.95 instead of 0.85; one core, medians of 25).
 STRIP_WEIGHTS = 1 << 18
+SMALL_BYTES = 1 << 15  # of a block: numpy's calls cost less than torch's (192 x 48: 45 us instead of 111)
 
 
 def encode(layout: BlockLayout, gate: Tensor, up: Tensor, down: Tensor, name: str) -> Tensor:
@@ -38,6 +46,9 @@ def decode(layout: BlockLayout, block: Tensor, dtype: torch.dtype, out: ExpertWe
     memory, unless the block holds `dtype` already: then it is a view of the block.
     """
     assert block.numel() == layout.block_bytes, f"a block of {block.numel()} bytes instead of {layout.block_bytes}"
+    if out is not None and _is_small(layout, block, out):
+        _decode_small(layout, block, out)
+        return out
     gate_up = _decode_matrix(layout, block, "gate_up", dtype, out.gate_up if out else None)  # [2I, H]
     down = _decode_matrix(layout, block, "down", dtype, out.down if out else None)  # [H, I]
     return out or ExpertWeights(gate_up, down)
@@ -77,6 +88,22 @@ def _decode_matrix(layout: BlockLayout, block: Tensor, part: str, dtype: torch.d
     for row in range(0, len(out), strip):
         dequantise(codes[row : row + strip], scales[row : row + strip], dtype, out[row : row + strip])
     return out
+
+
+def _is_small(layout: BlockLayout, block: Tensor, out: ExpertWeights) -> bool:
+    small = layout.format is ExpertFormat.INT4 and layout.block_bytes <= SMALL_BYTES
+    return small and block.is_cpu and out.down.dtype is torch.float32
+
+
+def _decode_small(layout: BlockLayout, block: Tensor, out: ExpertWeights) -> None:
+    """The same numbers as `_decode_matrix` gives, with a third of the calls."""
+    stored = block.numpy()
+    for name, weight in (("gate_up", out.gate_up), ("down", out.down)):
+        codes, scales = (
+            stored[part.offset : part.offset + part.size_bytes]
+            for part in (layout.part(name), layout.part(f"{name}.scale"))
+        )
+        dequantise_int4_small(codes, scales.view(np.float16), weight.numpy())
 
 
 def convert(weight: Tensor, dtype: torch.dtype, name: str) -> Tensor:

@@ -21,6 +21,16 @@ class LendingTable(NumberedTable):
         """Slots that are lent. A view."""
         return self._reserved
 
+    @property
+    def slots_here(self) -> int:
+        """How many there are now for experts and for lending."""
+        return self._slots
+
+    @property
+    def least_slots(self) -> int:
+        """How many there always are."""
+        return self._slots
+
     def reserve(self, now: float, sparing: Collection[int] = ()) -> Placement | None:
         """A slot without an owner: a free one, else the victim's that `begin` would take. None: there is none now."""
         evicted = None

@@ -12,7 +12,9 @@ A byte holds code + 8 of column j (low) and of column j + group/2 (high) of one 
 Legend: R rows (outputs), C columns (inputs), S scales per row, G group.
 """
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from steerpipe.core.errors import PackError
@@ -60,6 +62,17 @@ def dequantise_int4(codes: Tensor, scales: Tensor, dtype: torch.dtype, out: Tens
     signed = torch.cat((packed & 15, packed >> 4), 2).sub_(8).view(torch.int8).view(rows, groups, -1)  # [R, S, G]
     torch.mul(signed, scales.float().unsqueeze(2), out=out.view(rows, groups, -1))
     return out
+
+
+def dequantise_int4_small(codes: NDArray[np.uint8], scales: NDArray[np.float16], out: NDArray[np.float32]) -> None:
+    """The same into `out`, any shapes of the right sizes, all contiguous: below some 16 KiB of codes an operation of
+    torch costs more to call than to run."""
+    packed = codes.reshape(scales.size, -1)  # [R S, G/2]
+    signed = np.empty((len(packed), 2, packed.shape[1]), np.uint8)
+    np.bitwise_and(packed, 15, out=signed[:, 0])
+    np.right_shift(packed, 4, out=signed[:, 1])
+    np.subtract(signed, 8, out=signed)
+    np.multiply(signed.view(np.int8), scales.astype(np.float32).reshape(-1, 1, 1), out=out.reshape(signed.shape))
 
 
 def _search(grouped: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ class SlotArena:
     ) -> None:  # fmt: skip
         """`shape` of the pages that the slots lie in, all of them whole; None: one after the other."""
         self.slots = slots
+        self.dtype = dtype
         self.slot_bytes = slot_bytes(layouts, dtype)
         self._page_slots, self._page_bytes = (1, self.slot_bytes) if shape is None else (shape.slots, shape.page_bytes)
         assert slots % self._page_slots == 0, f"{slots} slots are no whole pages of {self._page_slots}"

@@ -73,7 +73,7 @@ class Fetcher:
 
     def _mismatch(self, address: BlockAddress, slab: Slab) -> PackError | None:
         try:
-            self._pack.check_block(*address.expert, slab.tensor[: address.size_bytes])
+            self._pack.check_block(*address.expert, slab.view[: address.size_bytes])
         except PackError as mismatch:
             return mismatch
         return None
