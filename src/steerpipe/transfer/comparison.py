@@ -45,7 +45,7 @@ def _runs(recording: Recording, options: ReplayOptions) -> Iterator[ReplayReport
 
     def run(policy: str, name: str, *, keep: Keep = Keep.CACHE, predictor: Predictor | None = None) -> ReplayReport:
         return replay(
-            recording, options.machine, policy, keep=keep, predictor=predictor, name=name,
+            recording, options.machine, policy, keep=keep, predictor=predictor, throttled=True, name=name,
             half_life_tokens=options.half_life_tokens, warmup_tokens=options.warmup_tokens,
         )  # fmt: skip
 

@@ -21,6 +21,7 @@ from steerpipe.transfer.machine import Machine
 from steerpipe.transfer.recorded import Recording
 from steerpipe.transfer.replay_report import ReplayReport
 from steerpipe.transfer.simulated import SimulatedLadder
+from steerpipe.transfer.throttle import Throttle
 
 
 class Keep(Enum):
@@ -61,6 +62,7 @@ def replay(
     keep: Keep = Keep.CACHE,
     predictor: Predictor | None = None,
     reuse: ReuseScores | None = None,
+    throttled: bool = False,
     half_life_tokens: float = HALF_LIFE_TOKENS,
     warmup_tokens: int = 0,
     name: str = "",
@@ -68,11 +70,12 @@ def replay(
     """Runs every token; the first `warmup_tokens` are left out of the report (at least one token is measured).
 
     A RAM tier has the same policy; with belady it has LRU, for what reaches the RAM depends on the tier above it.
-    `reuse` tells the policy of that name how soon experts are used again.
+    `reuse` tells the policy of that name how soon experts are used again. `throttled`: nothing is sent while too few of
+    the last guesses were used, as on a GPU; else a predictor is shown as it is, however bad.
     """
     if (policy == "reuse") != (reuse is not None):
         raise ConfigError("the policy reuse and a reuse forecast go together", fix="give both, or the policy lfru")
-    run = _Run(recording, machine, policy, keep, predictor, half_life_tokens)
+    run = _Run(recording, machine, policy, keep, predictor, Throttle() if throttled else None, half_life_tokens)
     warmup = max(0, min(warmup_tokens, recording.tokens - 1))
     ends = []
     mark = run.mark()
@@ -92,10 +95,10 @@ def replay(
 class _Run:
     def __init__(
         self, recording: Recording, machine: Machine, policy: str, keep: Keep,
-        predictor: Predictor | None, half_life_tokens: float,
+        predictor: Predictor | None, throttle: Throttle | None, half_life_tokens: float,
     ) -> None:  # fmt: skip
         self.machine = replace(machine, slots=_slots(recording, machine, keep, predictor))
-        self.keep, self.predictor, self.counts = keep, predictor, _Counts()
+        self.keep, self.predictor, self.throttle, self.counts = keep, predictor, throttle, _Counts()
         self.ids = [[ExpertId(layer, each) for each in range(recording.experts)] for layer in range(recording.layers)]
         experts = [expert for row in self.ids for expert in row]
         self.policy, ram_policy = (
@@ -123,7 +126,7 @@ class _Run:
             ladder.run_until(ladder.time + self.machine.ask_seconds)
         absent = self._settle(routed)
         if self.predictor is not None:
-            ladder.guess(self._expected(token, layer, self.predictor))
+            ladder.guess(self._expected(token, layer, self.predictor) if self._may_guess(layer, routed) else ())
         self._waves(routed, absent)
         computed = self.machine.beside_seconds + self.machine.expert_seconds * len(routed)
         self.counts.stall_seconds += ladder.time - begin - computed
@@ -156,6 +159,15 @@ class _Run:
                 counts.late += 1
                 ladder.demand(expert, transient=False)
         return absent
+
+    def _may_guess(self, layer: int, routed: list[ExpertId]) -> bool:
+        """A layer has come: its guesses were right or wrong."""
+        if self.throttle is None:
+            return True
+        sent = [expert for expert in self.ladder.sent if expert.layer == layer]
+        self.ladder.sent.difference_update(sent)
+        self.throttle.settle(len(sent), sum(expert in routed for expert in sent))
+        return self.throttle.allows()
 
     def _waves(self, routed: list[ExpertId], absent: list[ExpertId]) -> None:
         """Computes every routed expert as soon as it is there; a slot is free again when its expert was computed."""

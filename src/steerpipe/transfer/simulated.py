@@ -29,6 +29,7 @@ class SimulatedLadder:
         self.evictions = 0
         self.guesses_sent = 0
         self.unused: set[ExpertId] = set()  # in a slot by a guess; who uses one takes it out
+        self.sent: set[ExpertId] = set()  # guesses that were begun; who counts them takes them out
         self.table = SlotTable(experts, machine.slots, policy, transient_limit)
         self.link = Lane(
             machine.link_bytes_per_second, machine.latency_seconds, machine.chunk_bytes, machine.block_bytes
@@ -134,6 +135,7 @@ class SimulatedLadder:
             if sent:
                 self.guesses_sent += 1
                 self.unused.add(expert)
+                self.sent.add(expert)
             return sent
         if state is Residency.LOADING and self._fetching[expert].reason is not Reason.DEMAND:
             self._fetch(Transfer(expert, Reason.PREFETCH, deadline, self.machine.block_bytes))
