@@ -13,6 +13,8 @@ import matplotlib as mpl
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
+from steerpipe.arena.plots import slim
+
 HERE = Path(__file__).parent
 OUT = HERE.parent / "docs" / "pictures" / "history-learning.svg"
 SHARES = ("1/8", "1/4", "1/2", "1")
@@ -34,6 +36,7 @@ def main() -> None:
     draw_tokens(left, measured["predictors"])
     draw_steps(right, measured["predictors"])
     figure.savefig(OUT, metadata={"Date": None})
+    OUT.write_text(slim(OUT.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def draw_tokens(axes: Axes, found: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib import pyplot
 
+from steerpipe.arena.plots import slim
 from steerpipe.transfer.machine import Machine, slots_of_share
 from steerpipe.transfer.recorded import draw_recording
 from steerpipe.transfer.replay import Keep, replay
@@ -64,6 +65,7 @@ def draw(curves: dict[str, dict[str, list[float]]], demand: float, resident: flo
     right.legend(frameon=False, fontsize=8, loc="upper right", bbox_to_anchor=(1.0, 0.93))
     OUT.mkdir(parents=True, exist_ok=True)
     figure.savefig(OUT / "ladder.svg", metadata={"Date": None})
+    (OUT / "ladder.svg").write_text(slim((OUT / "ladder.svg").read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

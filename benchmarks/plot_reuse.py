@@ -13,6 +13,8 @@ import matplotlib as mpl
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
+from steerpipe.arena.plots import slim
+
 HERE = Path(__file__).parent
 OUT = HERE.parent / "docs" / "pictures" / "reuse.svg"
 CURVE = {"1/64 of the tokens": 1 / 64, "1/16 of the tokens": 1 / 16, "1/4 of the tokens": 1 / 4, "two taps": 1.0}
@@ -27,6 +29,7 @@ def main() -> None:
     draw_sight(middle, measured["documents"])
     draw_learning(right, measured)
     figure.savefig(OUT, metadata={"Date": None})
+    OUT.write_text(slim(OUT.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def draw_misses(axes: Axes, measured: dict[str, Any]) -> None:
