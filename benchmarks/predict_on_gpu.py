@@ -5,8 +5,9 @@
 
 The forecasts are written by record_forecasts.py. Every row decodes the same tokens over the same page-locked blocks;
 the arithmetic of a predictor runs at its taps with made-up weights, and its answers are the recorded ones. The machine
-that `replay` gets is measured first, on other routings (`rates`), once for all rows. Rows are served by the host, but
-where it says "direct". Link utilisation is bytes moved over the link's measured rate.
+that `replay` gets is measured first, on other routings (`rates`), once for all rows, with the driver of the run: direct
+(the device reads and sends for experts by itself), or served by the host. Link utilisation is bytes moved over the
+link's measured rate.
 """
 
 import argparse
@@ -53,10 +54,11 @@ class Bench:
         self.blocks = LayerBlocks(shape.moe.experts, shape.layout.form, shape.layout.block_bytes)
 
     @contextmanager
-    def open(self, slots: int, policy: Policy | str = "lfru", *, direct: bool = False) -> Iterator[CudaSource]:
+    def open(self, slots: int, policy: Policy | str = "lfru", *, served: bool = False) -> Iterator[CudaSource]:
         layers = dict.fromkeys(self.shape.spec.moe_layers, self.blocks)
         with CudaSource(
-            layers, self.ladder.backing, slots=slots, device=self.device, policy=policy, direct=direct,
+            layers, self.ladder.backing, slots=slots, device=self.device, policy=policy,
+            direct=not served and self.given.driver == "direct",
             chunk_bytes=self.given.chunk << 10, window=self.given.window,
         ) as source:  # fmt: skip
             yield source
@@ -97,11 +99,11 @@ class Bench:
         return Rates(spent[0], max(0.0, -extra), max(0.0, extra), float(block), self.tapped() - spent[0])
 
     def tapped(self) -> float:
-        """Seconds of a layer that hits while heads look one and two layers ahead and name nobody."""
+        """Seconds of a layer that hits while heads look one layer ahead and name nobody."""
         layers, routing = self.shape.layers, missing(self.shape, 0, SETTLE + STEPS)
         with self.open(3 * layers * self.shape.moe.top_k) as source:
-            nobody = np.zeros((len(routing.ids), layers, 2, NAMED), dtype=np.int32)
-            self.rig.predict(made_up_forecaster(self.shape, "heads", 2, torch.bfloat16, self.device), nobody)
+            nobody = np.zeros((len(routing.ids), layers, 1, NAMED), dtype=np.int32)
+            self.rig.predict(made_up_forecaster(self.shape, "heads", 1, torch.bfloat16, self.device), nobody)
             steps, _ = self.steps(source, routing, SETTLE, STEPS)
         return statistics.median(steps) / layers
 
@@ -137,7 +139,7 @@ class Bench:
 
     def live(self, row: Row, share: float) -> dict[str, Any]:
         slots = slots_of_share(share, self.shape.all_experts)
-        with self.open(slots, self.policy(row.policy), direct=row.direct) as source:
+        with self.open(slots, self.policy(row.policy), served=row.served) as source:
             if row.said:
                 said = self.file.foresight(row.said, row.horizon)
                 forecaster = self.forecaster(row)
@@ -162,7 +164,7 @@ class Bench:
         routing = never_again(self.shape, LENGTHS + self.given.warmup + count)
         everything = Recording("none", routing.ids, np.zeros(len(routing.ids), dtype=np.int32), self.shape.moe.experts)
         for name, arithmetic, commit in (("on demand", "", False), ("lookahead, committed", "lookahead", True)):
-            with self.open(4 * top_k) as source:
+            with self.open(4 * top_k, served=True) as source:
                 if arithmetic:
                     forecaster = made_up_forecaster(
                         self.shape, arithmetic, 1, torch.bfloat16, self.device, commit=commit
@@ -186,16 +188,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=0, help="of the rows below, one after the other")
     parser.add_argument("--round-rows", default="1,10,15,11", help="LFRU, always wrong, LFRU again, chance")
     parser.add_argument("--round-shares", default="0.25,0.5")
+    parser.add_argument("--driver", default="direct", choices=("direct", "served"))
+    parser.add_argument("--skip-no-cache", action="store_true", help="leaves the seeds' own comparison out")
     parser.add_argument("--warmup", type=int, default=48)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--chunks", default="1024x2", help="KiB of a guess at once x how many on the stream")
+    parser.add_argument("--chunks", default="2304x2", help="KiB of a guess at once x how many on the stream")
     parser.add_argument("--json", type=Path, required=True)
     given = parser.parse_args()
     form = parse_expert_format(given.format)
     assert form is not None, "a benchmark has no native format"
     shape = make_shape(given.shape, form, 1024)
     log = Log(
-        given.json, format=given.format, tokens=given.tokens, warmup=given.warmup, block_bytes=shape.layout.block_bytes
+        given.json, format=given.format, driver=given.driver, tokens=given.tokens, warmup=given.warmup,
+        block_bytes=shape.layout.block_bytes,
     )  # fmt: skip
     measure(Bench(shape, read_forecasts(given.forecasts, shape.moe.experts), given), log)
 
@@ -209,7 +214,8 @@ def measure(bench: Bench, log: Log) -> None:
     bench.resident()  # clocks and caches are warm afterwards
     log.add("resident_ms", bench.resident() * 1e3)
     log.add("rates", asdict(bench.rates()))
-    log.add("no_cache", bench.no_cache())
+    if not given.skip_no_cache:
+        log.add("no_cache", bench.no_cache())
     for chunk, window in chunks if len(chunks) > 1 else []:
         given.chunk, given.window = chunk, window
         spent = [bench.live(ROWS[4], 0.25)["live_ms"] for _ in range(2)]

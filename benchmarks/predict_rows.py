@@ -26,7 +26,7 @@ class Row:
     said: str = ""
     horizon: int = 0
     arithmetic: str = "heads"
-    direct: bool = False
+    served: bool = False  # by the host, whatever the driver of the run
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,18 @@ class Rates:
 ROWS = (
     Row("LRU", policy="lru"),
     Row("LFRU"),
-    Row("LFRU, direct", direct=True),
+    Row("LFRU, served", served=True),
     Row("LFRU + heads, 1 ahead", said="heads", horizon=1),
-    Row("LFRU + heads, 1 and 2 ahead", said="heads", horizon=2),
-    Row("LFRU + lookahead, 1 and 2 ahead", said="lookahead", horizon=2, arithmetic="lookahead"),
-    Row("LFRU + previous token", said="previous", horizon=2, arithmetic="lookahead"),
-    Row("LFRU + ExpertTransformer apart, 2 ahead", said="recall 0.61", horizon=2, arithmetic="transformers"),
+    Row("LFRU + heads, 1 and 2 ahead, served", said="heads", horizon=2, served=True),
+    Row("LFRU + lookahead, 1 ahead", said="lookahead", horizon=1, arithmetic="lookahead"),
+    Row("LFRU + previous token", said="previous", horizon=1, arithmetic="lookahead"),
+    Row("LFRU + ExpertTransformer apart, 2 ahead, served", "lfru", "recall 0.61", 2, "transformers", served=True),
     Row("LFRU + perfect, 1 ahead", said="perfect", horizon=1),
-    Row("LFRU + perfect, 1 and 2 ahead", said="perfect", horizon=2),
-    Row("LFRU + always wrong", said="wrong", horizon=2),
-    Row("LFRU + chance", said="chance", horizon=2),
+    Row("LFRU + recall 0.61, 1 ahead", said="recall 0.61", horizon=1),
+    Row("LFRU + always wrong", said="wrong", horizon=1),
+    Row("LFRU + chance", said="chance", horizon=1),
     Row("reuse eviction", policy="reuse"),
-    Row("reuse eviction + heads, 1 and 2 ahead", policy="reuse", said="heads", horizon=2),
+    Row("reuse eviction + heads, 1 ahead", policy="reuse", said="heads", horizon=1),
     Row("Belady", policy="belady"),
     Row("LFRU again"),
 )
@@ -74,6 +74,8 @@ def fill_in(given: argparse.Namespace) -> None:
     found["replayed"] = []
     for name, share in dict.fromkeys((line["row"], line["share"]) for line in found["lines"]):
         row = by_name[name]
+        if row.served and found.get("driver") == "direct":
+            continue  # the rates are another driver's
         slots = slots_of_share(share, recording.all_experts)
         costs = (0.0, rates.tap) if row.said else (0.0,)  # of a predictor, on the device
         report, *dearer = (one_row(row, slots, recording, file, rates, cost, found) for cost in costs)

@@ -1,8 +1,8 @@
 """What lossy answers to a miss cost nano: policies by horizon and layers, the dial on other texts, two tasks.
 
-    python -m benchmarks.quality plans TEXTS.jsonl OUT.json [windows]
-    python -m benchmarks.quality recalls TEXTS.jsonl OUT.json [windows]
-    python -m benchmarks.quality tasks TEXTS.jsonl OUT.json [items]
+    python -m benchmarks.quality plans TEXTS.jsonl OUT.json [windows] [dtype]
+    python -m benchmarks.quality recalls TEXTS.jsonl OUT.json [windows] [dtype]
+    python -m benchmarks.quality tasks TEXTS.jsonl OUT.json [items] [dtype]
 
 TEXTS: {"id": "source-…", "text": …} per line, none of them used for the calibration. 25 % of the experts are resident.
 """
@@ -52,8 +52,8 @@ class Case:
 
 
 class Bench:
-    def __init__(self) -> None:
-        self.subject: Subject = open_subject(None, EngineConfig(dtype="float32", threads=1))
+    def __init__(self, dtype: str = "float32") -> None:
+        self.subject: Subject = open_subject(None, EngineConfig(dtype=dtype, threads=1))
         spec, weights = self.subject.rehearsal.spec, self.subject.weights
         shipped, file = for_model(self.subject.folder), profile_of(self.subject.folder)
         assert shipped is not None and file is not None, "nano has both"
@@ -211,7 +211,7 @@ def tasks(bench: Bench, listed: list[Case], file: Path, items: int) -> dict[str,
 def main() -> None:
     what, file, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     count = int(sys.argv[4]) if len(sys.argv) > 4 else 12
-    begin, bench = time.perf_counter(), Bench()
+    begin, bench = time.perf_counter(), Bench(*sys.argv[5:6])
     listed = list(cases(bench))
     if what == "plans":
         told: dict[str, Any] = measure(bench, listed, file, count)

@@ -39,7 +39,7 @@ def run(subject: Subject, dial: Dial, share: float, pace: float | None, texts: l
     slots = round(share * len(spec.moe_layers) * spec.moe(spec.moe_layers[0]).experts)
     with LadderSource.open(pack, slots=slots, dtype=torch.float32, pace=pace) as source:
         config = EngineConfig(quality=dial)
-        chosen = choose(config, spec, subject.folder, identity_of(pack))
+        chosen = choose(config, spec, subject.folder, identity_of(pack), form=pack.manifest.expert_format.value)
         quality = open_quality(chosen, config, spec, subject.weights, subject.folder, source)
         assert quality is not None, "a lossy dial"
         decoder = Decoder(spec, subject.weights, CPU, Taps(*quality.taps), quality.desk)

@@ -3,12 +3,14 @@
     PYTHONPATH=src:. python benchmarks/typing_on_gpu.py --passages FILE --json OUT [--format bf16] [--share 0.25]
 
 `typing_passages.py` writes the passages. Keys come at their times; where there is nothing to do the clock is put
-forward. Cells, begun answers and forecasts are what `runtime.drafts` would do, with the routing that nano has for that
-prefix; weights are made up, transfers are real (page-locked memory to slots). Every play begins with an empty cache,
-but for the four experts of each layer that the passage uses least: graphs were captured on them. All experts lie in
-RAM, so there is no promotion from a disk here: what a forecast moves is RAM to slots.
+forward. Cells and begun answers are what `runtime.drafts` would do, with the routing that nano has for that prefix; the
+forecast is the product's. Weights are made up, transfers are real (page-locked memory to slots). Every play begins with
+an empty cache, but for the four experts of each layer that the passage uses least: graphs were captured on them. What
+was typed long before Enter is computed in one go, its last two cells one by one. All experts lie in RAM, so there is no
+promotion from a disk here: what a forecast moves is RAM to slots.
 
-Milliseconds are from Enter on. stall: the first 16 decode steps, less 16 steps whose experts are all there.
+Milliseconds are from Enter on; 0 where the first token was there before the step that Enter met: it is told without the
+engine. stall: the first 16 decode steps, less 16 steps whose experts are all there.
 """
 
 import argparse
@@ -32,17 +34,17 @@ from steerpipe.bench.shapes import Shape, make_shape
 from steerpipe.intake.pauses import FORECAST
 from steerpipe.model.cells import CELL
 from steerpipe.predict.openings import FIRST_TOKENS, OpeningTable, find_openings
-from steerpipe.runtime.draft_plan import plan_opening
+from steerpipe.runtime.draft_forecast import DraftForecast
+from steerpipe.runtime.draft_routing import DraftRouting
 from steerpipe.runtime.draft_session import AHEAD_TOKENS, DraftWork
 from steerpipe.runtime.models import EMBEDDED
 from steerpipe.store.formats import parse_expert_format
-from steerpipe.store.policies import Lfru
 from steerpipe.transfer.cuda.backing import LayerBlocks
 from steerpipe.transfer.cuda.source import CudaSource
 from steerpipe.transfer.machine import slots_of_share
 
 CONTEXT = 128
-AT_ONCE = 16  # transfers of a forecast
+EARLY_CELLS = 2  # of what was typed long before Enter are computed one by one
 HIT_STEPS = 8
 ARMS = {
     "nothing": DraftWork(prefill=False, ahead_tokens=0, forecast=False, guess=False),
@@ -89,7 +91,6 @@ class _State:
     typed: float = 0.0
     computed: int = 0
     foreseen: bool = False
-    pending: bool = False
     filled: int = -1  # tokens of the begun prompt that are computed
     ahead: int = 0  # tokens of its answer
 
@@ -109,13 +110,16 @@ class Play:
             if number >= 0
         }
         self._skipped = 0.0
-        self.rates: NDArray[np.float32] = np.zeros(stage.shape.all_experts, np.float32)
+        self._known = 0  # tokens of the answer before the newest step
         self.steps = 0
 
     def run(self) -> dict[str, Any]:
         stage, rig = self.stage, self.stage.rig
         with stage.open() as source:
+            shape = stage.shape
+            routing = DraftRouting(shape.spec.moe_layers, shape.moe.experts)
             self.source, self.kv = source, rig.sequence(CONTEXT)
+            self.forecast = DraftForecast(source, self.table, routing)
             unused = Routing("least used", self._least_used()[None])
             for length in (CONTEXT, CONTEXT + 1, CONTEXT + FIRST_TOKENS + HIT_STEPS):
                 rig.check(source, [self.kv], unused, length)
@@ -129,6 +133,10 @@ class Play:
     def _type(self) -> dict[str, Any]:
         first, *later = self.passage.moments
         self.state = _State(first, self.now())
+        early = max(0, first.stable // CELL - EARLY_CELLS) * CELL if self.work.prefill else 0
+        if early:
+            self.stage.rig.prefill(self.source, self.routing[first.route], 0, early)
+            self.state.computed = early
         while self._work():  # it was typed in more time than the work on it takes
             pass
         begin = self.now()
@@ -136,6 +144,7 @@ class Play:
             self._work_until(begin + moment.seconds)
             self._edit(moment, begin + moment.seconds)
         entered = begin + self.passage.enter_seconds
+        self._known = 0
         self._work_until(entered)
         return self._enter(entered)
 
@@ -143,11 +152,12 @@ class Play:
         state, route, rig = self.state, self.routes[self.state.moment.complete], self.stage.rig
         routing, before = self.routing[state.moment.complete], self.source.counters()
         ahead = state.ahead if state.filled == route.prompt else 0
-        told = {"ahead": ahead, "computed": state.computed, "prompt": route.prompt, "steps": self.steps}
+        told = {"ahead": ahead, "known": self._known, "computed": state.computed, "prompt": route.prompt,
+                "steps": self.steps}  # fmt: skip
         if not ahead:
             done = max(state.computed, state.filled)
             rig.prefill(self.source, routing, done, route.prompt - done)
-        first = self.now() - entered
+        first = 0.0 if self._known else self.now() - entered
         prefilled = self.source.counters() - before
         done = max(0, ahead - 1)  # the prompt's last row gave the first token
         spent = rig.decode(self.source, [self.kv], routing, route.prompt + done, FIRST_TOKENS - done)
@@ -183,6 +193,7 @@ class Play:
     def _work(self) -> bool:
         """One step of what there is to do; False: nothing now."""
         state, rig = self.state, self.stage.rig
+        self._known = state.ahead
         self._forecast()
         if self.work.prefill and state.computed + CELL <= state.moment.stable:
             rig.prefill(self.source, self.routing[state.moment.route], state.computed, CELL)
@@ -191,7 +202,7 @@ class Play:
         elif self._may_begin and self.now() >= state.typed + state.moment.quiet_seconds:
             self._begin_more()
         else:
-            return state.pending
+            return self.forecast.pending
         self.steps += 1
         return True
 
@@ -215,23 +226,15 @@ class Play:
             state.ahead += 1
 
     def _forecast(self) -> None:
-        """As `runtime.draft_forecast` on the CPU: what is wanted most and is not there, a few at a time."""
-        state, source = self.state, self.source
+        """As `runtime.draft_foresight` does."""
+        state = self.state
         if not self.work.forecast or self.now() < state.typed + FORECAST.quiet_seconds:
             return
-        if not state.foreseen:
+        if state.foreseen:
+            self.forecast.go_on()
+        else:
             state.foreseen = True
-            self.rates = self._rates()
-        elif not state.pending:
-            return
-        assert isinstance(source.policy, Lfru)
-        present = np.zeros(len(self.rates), dtype=np.bool_)
-        number = {expert: place for place, expert in enumerate(source.experts)}
-        present[[number[expert] for expert in source.residents]] = True
-        plan = plan_opening(self.rates, source.policy.counts(source.tokens), present, self.stage.slots)
-        source.policy.anticipate(plan.wanted, self.rates[plan.wanted] * FIRST_TOKENS, source.tokens)
-        source.protect([source.experts[each] for each in plan.keep])
-        state.pending = source.warm([source.experts[each] for each in plan.send[:AT_ONCE]]) > 0
+            self.forecast.expect([self._uses()], self._tail(), state.computed)
         self._wait()
 
     def _wait(self) -> None:
@@ -239,19 +242,21 @@ class Play:
         if self.stage.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def _rates(self) -> NDArray[np.float32]:
-        moment, table = self.state.moment, self.table
-        route, done = self.routes[moment.route], self.state.computed
-        uses = np.zeros_like(table.answer)
+    def _uses(self) -> NDArray[np.uint16]:
+        """[L, E]: of the tokens that are computed."""
+        uses = np.zeros(self.table.answer.shape, dtype=np.uint16)
         layers = np.arange(len(uses))[:, None]
-        for row in route.routing[:done]:
+        for row in self.routing[self.state.moment.route].ids[: self.state.computed]:
             uses[layers, row] += 1
+        return uses
+
+    def _tail(self) -> dict[int, float]:
+        """The others: those that are certain, and those that the end may become."""
+        moment = self.state.moment
         tail: dict[int, float] = dict(moment.guessed) if self.work.guess else {}
-        for token in route.ids[done : moment.stable].tolist():
+        for token in self.routes[moment.route].ids[self.state.computed : moment.stable].tolist():
             tail[token] = tail.get(token, 0.0) + 1.0
-        found = table.forecast(uses + table.routing_of(tail), done + sum(tail.values()))
-        shape = self.stage.shape
-        return np.ascontiguousarray(found[: shape.layers, : shape.moe.experts]).reshape(-1)
+        return tail
 
     def _least_used(self) -> NDArray[np.int64]:
         """[L, k]"""
@@ -282,6 +287,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.25)
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--skip", type=int, default=0, help="so many first: to measure in parts")
     parser.add_argument("--seconds", type=float, default=130.0, help="no prompt is begun later than that")
     given = parser.parse_args()
     faulthandler.dump_traceback_later(given.seconds + 30, exit=True)
@@ -291,6 +297,8 @@ def main() -> None:
     passages, routes = load(given.passages)
     table = find_openings(EMBEDDED)
     assert table is not None, "nano has a table of openings"
+    if table.answer.shape != (shape.layers, shape.moe.experts):  # a rehearsal
+        table = OpeningTable.unknown(shape.layers, shape.moe.experts)
     stage = Stage(shape, torch.device("cuda" if torch.cuda.is_available() else "cpu"), given.share)
     link = stage.ladder.measure_link()
     say(f"the link moves {link / 1e9:.1f} GB/s; {stage.slots} slots of {shape.layout.block_bytes / 1e6:.2f} MB")
@@ -298,7 +306,7 @@ def main() -> None:
     arms = given.arms.split(",")
     Play(stage, passages[0], routes, ARMS[arms[0]], table).run()  # compiles the kernels, and is not counted
     say("kernels are compiled")
-    for number, passage in enumerate(passages[: given.prompts]):
+    for number, passage in list(enumerate(passages))[given.skip :][: given.prompts]:
         if time.perf_counter() - BEGUN > given.seconds:
             break
         for arm in arms:

@@ -95,7 +95,7 @@ def test_belady_and_the_told_policy_know_when_the_recording_begins() -> None:
     [
         ({"routing": "generator"}, "recorded together"),
         ({"batches": (1, 2)}, "one row"),
-        ({"driver": "direct"}, "one row"),
+        ({"driver": "direct"}, "next layer"),
         ({"residencies": (100.0, 0.0)}, "one row"),
         ({"horizon": 4}, "horizon"),
     ],

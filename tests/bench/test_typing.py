@@ -1,5 +1,7 @@
 """`bench typing`: prompts as people typed them, and the same answers whatever is done meanwhile."""
 
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,10 +9,14 @@ from typer.testing import CliRunner
 
 from steerpipe.bench.typing import ARMS, TypingOptions, render_typing, run_typing
 from steerpipe.bench.typing_prompts import TypedPrompt, lay_over, read_prompts, read_texts
-from steerpipe.bench.typing_run import TypingClock
+from steerpipe.bench.typing_run import EnterKey, TypingClock
 from steerpipe.cli import app
 from steerpipe.core.config import EngineConfig
 from steerpipe.core.errors import InputError
+from steerpipe.core.events import TokenEvent
+from steerpipe.core.ids import SequenceId
+from steerpipe.core.sampling import SamplingSettings
+from steerpipe.engine.request import Opening, Request
 from steerpipe.intake.draft import Draft
 from steerpipe.intake.edits import DraftEdit, paste
 
@@ -80,6 +86,30 @@ def test_a_virtual_clock_skips_nothing_while_something_is_on_its_way() -> None:
     assert len(looks) == 4 and looks[-1] - begin < 1000 <= clock.now() - begin
 
 
+def opening() -> Opening:
+    event = TokenEvent(SequenceId(0), 7, "Yes")
+    return Opening(Request((1, 2), SamplingSettings()), 3, (event,))
+
+
+def test_enter_is_pressed_in_the_middle_of_a_step_and_tells_what_was_known_when_it_began() -> None:
+    clock = TypingClock(virtual=True)
+    entered = clock.now() + 0.01
+    key, known, until = EnterKey(clock, entered), opening(), clock.now() + 60
+    with key.waiting(known):
+        while key.told is None:
+            assert clock.now() < until
+            time.sleep(0.001)
+    assert key.told is known and entered <= key.first <= clock.now()
+
+
+def test_enter_is_not_pressed_before_its_time() -> None:
+    clock = TypingClock(virtual=True)
+    key = EnterKey(clock, clock.now() + 1000)
+    with key.waiting(opening()):
+        pass
+    assert key.told is None
+
+
 def test_an_unknown_part_is_an_error() -> None:
     with pytest.raises(InputError, match="is no part of steering"):
         TypingOptions(("all", "everything"))
@@ -89,6 +119,14 @@ def test_promotion_without_ram_is_refused() -> None:
     with pytest.raises(InputError, match="promotion fills RAM") as caught:
         run_typing(None, CONFIG, [], TypingOptions(("nothing", "promotion")), lambda _: None)
     assert "--ram" in caught.value.fix
+
+
+def test_promotion_is_refused_where_ram_holds_every_expert() -> None:
+    prompt = read_prompts(EXAMPLE, words, 1)[0]
+    config = replace(CONFIG, ram="2GiB")
+    with pytest.raises(InputError, match="nothing to promote") as caught:
+        run_typing(None, config, [prompt], TypingOptions(("promotion",)), lambda _: None)
+    assert "less --ram" in caught.value.fix
 
 
 def test_every_arm_gives_the_same_tokens_and_steering_comes_first() -> None:
@@ -102,6 +140,7 @@ def test_every_arm_gives_the_same_tokens_and_steering_comes_first() -> None:
     nothing, everything = (result.answers[0] for result in results)
     assert nothing.token_ids == everything.token_ids and len(nothing.token_ids) == 16
     assert nothing.prefilled_tokens == 0 < everything.prefilled_tokens
+    assert nothing.told_tokens == 0 and everything.told_tokens <= everything.ahead_tokens <= 8
     assert nothing.left_tokens > 69 and everything.left_tokens < 48
     assert "token_ids" not in results[0].as_json()["answers"][0]
     assert render_typing(results, [prompt], "x").row_count == 2

@@ -1,11 +1,13 @@
 """Pages that hold KV blocks or experts: their size, how many there are, and what is refused."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from steerpipe.core.budget import ExpertFacts
-from steerpipe.core.budget_shared import plan_shared_budget
+from steerpipe.core.budget_shared import plan_shared_budget, plan_shared_cuda_budget
 from steerpipe.core.config import EngineConfig
 from steerpipe.core.errors import CapacityError, ConfigError
 from steerpipe.core.pages import PageShape, page_shape, plan_pages
@@ -95,6 +97,27 @@ def test_keys_and_values_may_take_half_of_the_fast_memory() -> None:
     assert ample.kv_blocks == 8 * 8  # what eight sequences need
 
 
-def test_nothing_is_shared_on_a_gpu() -> None:
-    with pytest.raises(ConfigError, match="on a GPU experts and keys and values lie apart"):
-        resolve(EngineConfig(kv_memory="shared"), WORKSTATION)
+def test_on_a_gpu_the_card_holds_the_pages_and_ram_lies_behind_them() -> None:
+    config = EngineConfig(fast_memory="20MiB", ram="30MiB", kv_memory="shared")
+    budget = plan_shared_cuda_budget(config, FACTS, 5, MIB, free_bytes=2000 * MIB, free_ram_bytes=4000 * MIB)
+    assert budget.pages is not None and (budget.pages.pages, budget.slots) == (20, 20)
+    assert (budget.ram_bytes, budget.pinned_bytes, budget.resident) == (30 * MIB, 30 * MIB, False)
+    with pytest.raises(CapacityError, match="20 pages take 20 MiB"):  # a step takes 1 GiB beside them
+        plan_shared_cuda_budget(config, FACTS, 5, MIB, free_bytes=1044 * MIB, free_ram_bytes=4000 * MIB)
+    least = EngineConfig(fast_memory="6MiB", kv_memory="shared")
+    with pytest.raises(CapacityError, match="experts need 2"):
+        plan_shared_cuda_budget(least, FACTS, 5, MIB, free_bytes=2000 * MIB, free_ram_bytes=4000 * MIB)
+
+
+def test_where_everything_fits_on_the_card_nothing_is_shared() -> None:
+    config = EngineConfig(kv_memory="shared")
+    roomy = plan_shared_cuda_budget(config, FACTS, 8, MIB, free_bytes=1200 * MIB, free_ram_bytes=4000 * MIB)
+    assert roomy.resident and roomy.pages is None
+    tight = plan_shared_cuda_budget(config, FACTS, 8, MIB, free_bytes=1100 * MIB, free_ram_bytes=4000 * MIB)
+    assert tight.pages is not None and tight.pages.pages == int(75 * 0.98) and tight.pinned_bytes == 50 * MIB
+
+
+def test_on_a_gpu_keys_and_values_take_half_of_the_packed_share() -> None:
+    facts = replace(WORKSTATION, expert_block_bytes=4 << 30)
+    shared = resolve(EngineConfig(fast_memory="10%", kv_memory="shared"), facts)
+    assert shared.device == "cuda" and shared.kv_memory_bytes <= (4 << 30) // 20

@@ -7,10 +7,12 @@ import pytest
 from steerpipe.core.events import TokenEvent
 from steerpipe.core.ids import SequenceId
 from steerpipe.core.sampling import SamplingSettings
-from steerpipe.engine.request import Request
+from steerpipe.engine.request import Promise, Request
 from steerpipe.engine.turns import Turns
 from tests.engine.test_engine import GREEDY, Bench, bench, complete, prompt
 from tests.engine.test_prefixes import FailingLate, keep, store
+
+SAMPLED = replace(GREEDY, temperature=0.9, seed=None)
 
 
 def ahead(here: Bench, ids: list[int], tokens: int = 4, sampling: SamplingSettings = GREEDY) -> SequenceId:
@@ -153,3 +155,75 @@ def test_nothing_is_told_of_a_claimed_answer_that_is_discarded_before_the_next_s
     assert {event.sequence for event in told} == {stays}
     assert here.engine.take_completion(stays).token_ids == complete(other).token_ids
     here.engine.check_integrity()
+
+
+def heard(here: Bench, sequence: SequenceId) -> list[int]:
+    """What the engine tells of a sequence until it has nothing to do."""
+    tokens = []
+    while not here.engine.idle:
+        told = [event for event in here.engine.step() if isinstance(event, TokenEvent)]
+        tokens += [event.token_id for event in told if event.sequence == sequence]
+    return tokens
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("known", [1, 3, 4])
+@pytest.mark.parametrize("fate", ["claimed", "claimed with more", "given up"])
+def test_what_was_told_beforehand_is_followed_by_the_rest(sampling: SamplingSettings, known: int, fate: str) -> None:
+    """Whatever has become of the answer that was begun."""
+    here, ids = bench(), prompt(1, 40)
+    request = Request(tuple(ids), sampling, batched=True, scope="a")
+    sequence = here.engine.prepare(request, 4)
+    while (opening := here.engine.opening(sequence)) is None or len(opening.events) < known:
+        here.engine.step()
+    if fate != "claimed":
+        heard(here, sequence)
+    if fate == "given up":
+        here.engine.discard(sequence)
+        sequence = here.engine.submit(request, opening.promise)
+    else:
+        assert here.engine.claim(sequence, opening.promise)
+    told = list(opening.promise.token_ids) + heard(here, sequence)
+    done = here.engine.take_completion(sequence)
+    assert told == list(done.token_ids) and len(told) == sampling.max_tokens
+    assert done.text.startswith(opening.text)
+    if sampling.seed is not None or not sampling.temperature:
+        assert told == list(complete(ids, sampling).token_ids)
+    here.engine.forget_prefixes()
+    here.engine.check_integrity()
+
+
+def test_an_answer_with_another_seed_is_not_taken_for_the_one_that_was_told() -> None:
+    here, ids = bench(), prompt(1, 40)
+    first, second = ahead(here, ids, 4, SAMPLED), ahead(here, ids, 4, SAMPLED)
+    opening = here.engine.opening(first)
+    assert opening is not None and not here.engine.claim(second, opening.promise)
+    assert here.engine.claim(first, opening.promise)
+
+
+def test_what_was_told_stands_though_another_token_would_be_chosen_now() -> None:
+    """On a GPU the same tokens computed in other pieces may differ in the last bits."""
+    here, ids = bench(), prompt(1, 40)
+    usual = complete(ids).token_ids
+    other = (usual[0], (usual[1] + 1) % 64)
+    sequence = here.engine.submit(Request(tuple(ids), GREEDY, batched=True), Promise(0, other))
+    rest = heard(here, sequence)
+    assert here.engine.take_completion(sequence).token_ids == (*other, *rest)
+    prepared = ahead(here, ids)
+    assert not here.engine.claim(prepared, Promise(0, other))
+
+
+def test_the_end_of_an_answer_is_told_by_the_engine_alone() -> None:
+    here, ids, short = bench(), prompt(2, 20), replace(GREEDY, max_tokens=2)
+    sequence = ahead(here, ids, 4, short)
+    opening = here.engine.opening(sequence)
+    assert opening is not None and [event.finish_reason for event in opening.events] == [None]
+    assert here.engine.claim(sequence, opening.promise) and here.engine.runs(sequence)
+    last = here.engine.step()
+    assert [event.finish_reason is not None for event in last if isinstance(event, TokenEvent)] == [True]
+
+
+def test_nothing_is_known_of_an_answer_that_has_been_claimed() -> None:
+    here = bench()
+    sequence = ahead(here, prompt(1, 40))
+    assert here.engine.claim(sequence) and here.engine.opening(sequence) is None

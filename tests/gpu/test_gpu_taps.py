@@ -23,7 +23,8 @@ pytestmark = [
 
 if torch.cuda.is_available():  # importing kernels needs triton
     from steerpipe.model.gpu.apart import ApartForecaster
-    from steerpipe.model.gpu.tap import NAMED, Forecaster, Head, Lookahead
+    from steerpipe.model.gpu.fetching import NAMED
+    from steerpipe.model.gpu.tap import Forecaster, Head, Lookahead
     from tests.support.gpu import load_gpu, pack_of
 
 CUDA = torch.device("cuda")
@@ -31,9 +32,13 @@ STEPS, EXPERTS, TOP_K, SLOTS = 40, 24, 4, 36
 SURE = 0x7FFF << 16
 
 
+LARGE = {"hidden_size": 512, "moe_intermediate_size": 704}  # a block moves in several rounds
+
+
 @functools.cache
-def model(form: str) -> Loaded:
-    made = tiny("qwen2_moe", num_experts=EXPERTS, num_experts_per_tok=TOP_K, num_hidden_layers=4)
+def model(form: str, size: str = "small") -> Loaded:
+    more = LARGE if size == "large" else {}
+    made = tiny("qwen2_moe", num_experts=EXPERTS, num_experts_per_tok=TOP_K, num_hidden_layers=4, **more)
     return load_gpu(pack_of(made.folder, ExpertFormat(form)), torch.bfloat16, CUDA)
 
 
@@ -61,9 +66,9 @@ def drive(loaded: Loaded, experts: object, routes: Routes | None, said: list[Ten
 
 
 @functools.cache
-def truth(form: str) -> tuple[Tensor, Tensor]:
+def truth(form: str, size: str = "small") -> tuple[Tensor, Tensor]:
     """Bits of the logits with everything resident, and what was routed to [STEPS, L, k]."""
-    routes, loaded = Routes(), model(form)
+    routes, loaded = Routes(), model(form, size)
     bits = drive(loaded, loaded.experts, routes, None)
     return bits, torch.tensor(routes.records).view(STEPS, len(loaded.spec.moe_layers), TOP_K)
 
@@ -135,6 +140,74 @@ def test_no_bit_depends_on_a_predictor_in_the_graph(form: str, way: str, horizon
         if kind == "perfect" and way != "apart":
             assert counts.prefetch.hits + counts.prefetch.late > 20
         source.check_integrity()
+
+
+@pytest.mark.parametrize("kind", ["own", "perfect", "wrong", "random"])
+@pytest.mark.parametrize(("way", "slots"), [("head", SLOTS), ("lookahead", 16), ("head", 60)])
+@pytest.mark.parametrize(
+    ("form", "size"), [("bfloat16", "small"), ("bfloat16", "large"), ("int8", "large"), ("int4", "large")]
+)
+def test_no_bit_depends_on_what_the_device_sends_for_by_itself(
+    form: str, size: str, way: str, slots: int, kind: str
+) -> None:
+    bits, routed = truth(form, size)
+    loaded = model(form, size)
+    with CudaSource.open(loaded.experts.pack, slots=slots, device=CUDA, pinned_bytes=1 << 30, direct=True) as source:
+        with predicting(loaded, forecaster(loaded, way, 1)):
+            for _ in range(2):
+                assert torch.equal(drive(loaded, source, None, words(kind, routed, 1)), bits)
+                source.check_integrity()
+        counts = source.counters()
+        assert counts.misses
+        assert source.landing is not None and source.landing.guesses is not None
+        sent = source.landing.guesses.slots.taken
+        if kind == "perfect":
+            assert sent > 40 and counts.prefetch.cancelled < sent / 4
+        if kind == "wrong":
+            assert counts.prefetch.cancelled >= sent - 2 >= 30
+
+
+class Impatient:
+    """Slots for guesses whose `settle` is interrupted now and then, before or after its work."""
+
+    def __init__(self, slots: object) -> None:
+        self._slots, self._calls, self.failures = slots, 0, 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._slots, name)
+
+    def settle(self, *given: object) -> None:
+        self._calls += 1
+        if fails := self._calls % 5 == 0:
+            self.failures += 1
+        if fails and self.failures % 2:
+            raise KeyboardInterrupt
+        self._slots.settle(*given)  # type: ignore[attr-defined]
+        if fails:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_host_leaves_the_slots_for_guesses_true() -> None:
+    loaded = model("bfloat16", "large")
+    tokens, kv = Random(3).choices(range(VOCAB), k=24), loaded.pool.sequence()
+    want = loaded.one_row(tokens, kv)
+    kv.truncate(0)
+    with CudaSource.open(loaded.experts.pack, slots=SLOTS, device=CUDA, pinned_bytes=1 << 30, direct=True) as source:
+        failing = Impatient(source.landing.guesses)  # type: ignore[union-attr]
+        source.landing.guesses = failing  # type: ignore[union-attr]
+        use = replace(loaded, experts=source)
+        with predicting(loaded, forecaster(loaded, "lookahead", 1)):
+            for step, token in enumerate(tokens):
+                while True:
+                    try:
+                        found = use.one_row([token], kv)
+                        break
+                    except KeyboardInterrupt:
+                        source.check_integrity()
+                        kv.truncate(step)
+                assert torch.equal(found[0], want[step]), f"step {step}"
+        assert failing.failures >= 4
+    kv.free()
 
 
 @pytest.mark.parametrize("slots", [12, SLOTS])  # 12: a layer is served while the one before holds most of the slots

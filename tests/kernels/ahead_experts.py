@@ -1,4 +1,4 @@
-"""Compiles one-row expert kernels for an H200 without a GPU, with and without direct reads, and compares the two.
+"""Compiles one-row expert kernels for an H200 without a GPU: plain, with direct reads, and with blocks partly here.
 
     python -m tests.kernels.ahead_experts        prints a JSON line per kernel
 
@@ -32,14 +32,17 @@ TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump
 SHAPES = ((2048, 768), (2048, 1408))
 
 
-def compiled(form: BlockForm, *, down: bool, direct: bool) -> Any:
+READS = ("origin", "target", "since", "stamp")
+
+
+def compiled(form: BlockForm, *, down: bool, given: int) -> Any:
     kernel = down_row_kernel if down else gate_up_row_kernel
     values = dict(row_constants(form, launch_for("row_down" if down else "row_gate_up", form), down=down, native=True))
     options = {name: values.pop(name) for name in OPTIONS if name in values}
-    values |= {"FOLLOWED": False}
+    values |= {"FOLLOWED": False, "EARLY": True}
     signature, constants, hints = {}, {}, {}
     for index, parameter in enumerate(kernel.params):
-        absent = parameter.name in ("origin", "target") and not direct
+        absent = parameter.name in READS[given:]
         if parameter.is_constexpr or absent:
             signature[parameter.name], constants[index,] = "constexpr", values.get(parameter.name)
         else:
@@ -75,12 +78,12 @@ def main() -> None:
         for kind in ExpertFormat:
             form = plan_block(kind, hidden, width).form
             for down in (False, True):
-                plain, direct = (compiled(form, down=down, direct=each) for each in (False, True))
+                ways = [compiled(form, down=down, given=each) for each in (0, 2, 4)]  # plain, direct, partly fetched
                 line = {
                     "kernel": f"{kind.value} {width} {'down' if down else 'gate_up'}",
-                    "reductions": [reductions(each.asm["ttgir"]) for each in (plain, direct)],
-                    "stack": [stack_bytes(each.asm["cubin"]) for each in (plain, direct)],
-                    "accesses": [accesses(each.asm["ptx"]) for each in (plain, direct)],
+                    "reductions": [reductions(each.asm["ttgir"]) for each in ways],
+                    "stack": [stack_bytes(each.asm["cubin"]) for each in ways],
+                    "accesses": [accesses(each.asm["ptx"]) for each in ways],
                 }
                 print(json.dumps(line), flush=True)
 

@@ -18,10 +18,13 @@ def test_direct_reads_sum_in_the_same_order_load_16_bytes_and_spill_nothing(tmp_
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(lines) == 2 * 5 * 2
     for line in lines:
-        plain, direct = line["reductions"]
-        assert plain == direct and plain, line["kernel"]
-        assert line["stack"] == [0, 0], line["kernel"]
-        loads = line["accesses"][1]
-        assert loads["st.global.v4.b32"] >= 6, f"{line['kernel']}: what is kept is stored 16 bytes at a time"
-        assert loads["ld.global.v4.b32"] >= loads["st.global.v4.b32"], f"{line['kernel']}: and loaded"
-        assert loads["ld.volatile.global.b64"] == 1, f"{line['kernel']}: who waits looks again"
+        plain, direct, fetched = line["reductions"]
+        numbers = [each for each in fetched if "xi64" not in each]  # the others are words of progress
+        assert plain == direct == numbers and plain, line["kernel"]
+        assert line["stack"][:2] == [0, 0], line["kernel"]
+        # int8 is computed by one warp per program, whose registers do not reach for the words of progress as well
+        assert line["stack"][2] == 0 or line["kernel"].startswith("int8"), line["kernel"]
+        for loads in line["accesses"][1:]:
+            assert loads["st.global.v4.b32"] >= 6, f"{line['kernel']}: what is kept is stored 16 bytes at a time"
+            assert loads["ld.global.v4.b32"] >= loads["st.global.v4.b32"], f"{line['kernel']}: and loaded"
+            assert loads["ld.volatile.global.b64"] == 1, f"{line['kernel']}: who waits looks again"

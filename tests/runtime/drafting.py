@@ -25,10 +25,11 @@ class Desk:
     pipe: Pipeline
     work: DraftWork = field(default_factory=DraftWork)
     now: float = 0.0
+    parts: bool = True
     drafts: Drafts = field(init=False)
 
     def __post_init__(self) -> None:
-        self.drafts = Drafts(self.pipe.engine, self.pipe.codec, self.work)
+        self.drafts = Drafts(self.pipe.engine, self.pipe.codec, self.work, parts=self.parts)
 
     @property
     def engine(self) -> Engine:

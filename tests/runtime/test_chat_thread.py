@@ -73,6 +73,48 @@ def test_a_pause_is_enough_for_the_answer_to_begin(nano: Pipeline) -> None:
     assert report.ahead_tokens > 0 and report.saved_seconds > 0
 
 
+@pytest.mark.parametrize("after", ["nothing", "stopped", "forgotten"])
+def test_enter_tells_what_is_known_though_the_engine_is_in_the_middle_of_a_step(
+    nano: Pipeline, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    text = "What is the capital of France?"
+    wanted = nano.generate([ChatMessage("user", text)], temperature=0.0, max_tokens=10).text
+    step, goes_on = nano.engine.step, threading.Event()
+    thread = ChatThread(nano, nano.settings(temperature=0.0, max_tokens=10))
+
+    def stands_still() -> list[Event]:
+        if thread._known is not None and len(thread._known.opening.events) == 3:
+            goes_on.wait()
+        return step()
+
+    monkeypatch.setattr(nano.engine, "step", stands_still)
+    type_in(thread, text)
+    until = time.monotonic() + 60
+    while thread._known is None or len(thread._known.opening.events) < 3:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    if after == "forgotten":
+        thread.forget()
+    words = thread.enter(text)
+    if after == "forgotten":
+        assert words._words.empty(), "it belongs to another conversation"
+    else:
+        first = next(words)
+        assert isinstance(first, str) and first and wanted.startswith(first)
+    if after == "stopped":
+        thread.stop()
+    goes_on.set()
+    *rest, report = words
+    thread.close()
+    assert isinstance(report, TurnReport)
+    if after == "nothing":
+        assert first + "".join(map(str, rest)) == wanted and report.ahead_tokens >= 3
+    elif after == "stopped":
+        assert thread._history[-1].content.startswith(first) and report.finish_reason is FinishReason.CANCELLED
+    else:
+        assert "".join(map(str, rest)) == wanted
+
+
 def test_an_error_is_told_and_the_conversation_goes_on(nano: Pipeline) -> None:
     thread = ChatThread(nano, SETTINGS)
     with pytest.raises(RequestError, match="the context holds 512"):

@@ -1,7 +1,7 @@
 """Cover tokens: the first tokens of an answer wait for nothing, the others for everything; nothing changes without."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from steerpipe.core.config import EngineConfig
 from steerpipe.core.cover import MOST_AUTO_TOKENS, Covered
 from steerpipe.core.errors import ConfigError
 from steerpipe.core.ids import ExpertId, SequenceId
-from steerpipe.core.protocols import ExpertWeights
 from steerpipe.core.quality import MissPolicy, QualityPlan, Substituted
 from steerpipe.core.timeline import Timeline
 from steerpipe.model.decoder import Decoder
@@ -52,9 +51,8 @@ class Nothing:
         self.asked += list(ranks)
         return len(ranks)
 
-    @contextmanager
-    def borrow(self, expert: ExpertId) -> Iterator[ExpertWeights | None]:
-        yield None
+    def compute(self, expert: ExpertId, x: torch.Tensor) -> torch.Tensor | None:
+        return None
 
 
 @dataclass
@@ -120,6 +118,15 @@ def test_an_answer_keeps_no_account_of_tokens_that_wait_beside_another_that_is_c
     assert [desk.token(ONE, OTHER), desk.token(ONE, OTHER)] == [[False, True], [False, True]]
     for sequence in (ONE, OTHER):
         assert desk.desk.take(sequence).uses == Substituted(uses=8, substituted=8)
+
+
+def test_a_token_that_failed_and_is_decoded_again_is_covered_again() -> None:
+    desk = Desk(2)
+    desk.desk.cover(ONE)
+    assert desk.desk.begin((ONE,), decode=True)  # and no further than its first layer
+    desk.desk.settle(0, torch.zeros(1, 3), Route(torch.tensor([[0, 1]]), torch.ones(1, 2)))
+    assert [desk.token(ONE), desk.token(ONE), desk.token(ONE)] == [[True], [True], [False]]
+    assert desk.desk.take(ONE).tokens == 2
 
 
 def test_prompts_wait() -> None:

@@ -6,11 +6,17 @@ import numpy as np
 import pytest
 
 from steerpipe.intake.edits import paste
+from steerpipe.predict.openings import OpeningTable
+from steerpipe.runtime.draft_forecast import DraftForecast, Readiness
+from steerpipe.runtime.draft_routing import DraftRouting
 from steerpipe.runtime.drafts import DraftWork
 from steerpipe.runtime.pipeline import Pipeline
 from steerpipe.store.policies import Lfru
+from steerpipe.transfer.cuda.copier import HostCopier
+from steerpipe.transfer.cuda.source import CudaSource
 from steerpipe.transfer.source import LadderSource
 from tests.runtime.drafting import GREEDY, Desk, expected
+from tests.transfer.cuda.blocks import CPU, EXPERTS, NAMES, backing, contents, made_up
 
 TEXT = "Can you tell me what the capital of France is?"
 
@@ -82,3 +88,20 @@ def test_what_is_anticipated_counts_once_however_often_it_is_said() -> None:
     for _ in range(3):
         policy.anticipate(np.array([0, 1]), np.array([0.5, 2.0]), 1.0)
     assert np.allclose(policy.counts(1.0), [1.0, 2.0, 0.0, 0.0])
+
+
+def test_a_forecast_moves_experts_on_a_gpu_too() -> None:
+    layers, copier = made_up(), HostCopier()
+    behind = backing(contents(layers, 0), copier, ())
+    with CudaSource(layers, behind, slots=8, device=CPU, copier=copier, policy="lfru", direct=False) as source:
+        routing = DraftRouting(NAMES, EXPERTS)
+        made = DraftForecast(source, OpeningTable.unknown(len(NAMES), EXPERTS), routing)
+        uses = np.zeros((len(NAMES), EXPERTS), dtype=np.uint16)
+        uses[:, [1, 3]] = 16  # of 16 tokens
+        made.expect([uses], {}, 16)
+        assert {(expert.layer, expert.expert) for expert in source.residents} == {
+            (layer, index) for layer in NAMES for index in (1, 3)
+        }
+        assert made.readiness == Readiness(6, 6, 0)
+        made.withdraw()
+        source.check_integrity()

@@ -139,6 +139,65 @@ def check(pipe: Pipeline, edits: list[DraftEdit], history: tuple[ChatMessage, ..
     return ahead
 
 
+MEANWHILE = ("nothing", "typed and taken back", "its room is taken", "somebody else waits")
+
+
+def check_told_early(pipe: Pipeline, edits: list[DraftEdit], answer: SamplingSettings, seen: int, more: int,
+                     meanwhile: str, *, batched: bool) -> int:  # fmt: skip
+    """Enter comes while a step is under way: somebody else tells what was known after `seen` steps, and the engine
+    hears of it `more` steps later, when something has happened. How many tokens were told so.
+    """
+    desk, known = Desk(pipe), None
+    draft = desk.drafts.open("somebody", settings=answer, batched=batched)
+    desk.type(draft, edits, lazy=True)
+    desk.now += 1
+    for number in range(seen + more):
+        desk.drafts.tend(desk.now)
+        pipe.engine.step()
+        known = desk.drafts.opening(draft) if number < seen else known
+    text, begun = desk.drafts.text(draft), desk.drafts._open[draft].begun
+    if meanwhile == "typed and taken back":
+        desk.drafts.edit(draft, [insert(0, "No ", desk.now), delete(0, 3, desk.now)])
+    elif meanwhile == "its room is taken" and begun is not None:
+        pipe.engine.discard(begun.sequence)
+    elif meanwhile == "somebody else waits":
+        pipe.engine.submit(Request(pipe.encode("Hello"), SamplingSettings(temperature=0.0, max_tokens=3), batched))
+    early = () if known is None else known.events
+    told = [(event.token_id, event.logprob.logprob) for event in early if event.logprob is not None]
+    request, promise = (None, None) if known is None else (known.request, known.promise)
+    told += answered(pipe, desk.drafts.submit(draft, request=request, promise=promise))
+    desk.close()
+    ids = pipe.encode([ChatMessage("user", text)])
+    assert told == answered(pipe, pipe.engine.submit(Request(ids, answer, batched, continues=False)))
+    return len(early)
+
+
+@pytest.mark.parametrize("meanwhile", MEANWHILE)
+def test_what_is_told_before_the_engine_hears_of_enter_is_told_once_and_followed_by_the_rest(
+    small: Path, meanwhile: str
+) -> None:
+    edits = [paste(0, "Can you tell me what it is?", 0.0)]
+    early = [
+        check_told_early(opened_small(small, "float32"), edits, ANSWERS[seen % 2], seen, 2, meanwhile, batched=False)
+        for seen in range(5, 16)
+    ]
+    assert min(early) == 0 and max(early) == 8 and len(set(early)) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    edits=scripts(), answer=st.sampled_from(ANSWERS), seen=st.integers(0, 20), more=st.integers(0, 9),
+    meanwhile=st.sampled_from(MEANWHILE), batched=st.booleans(),
+)  # fmt: skip
+def test_the_same_tokens_whenever_enter_comes(
+    small: Path, dtype: str, edits: list[DraftEdit], answer: SamplingSettings, seen: int, more: int, meanwhile: str,
+    batched: bool,
+) -> None:  # fmt: skip
+    check_told_early(opened_small(small, dtype), edits, answer, seen, more, meanwhile, batched=batched)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("fast_memory", ["100%", "25%"])
 @settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.too_slow])

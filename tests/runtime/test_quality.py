@@ -15,7 +15,7 @@ from steerpipe.core.events import Completion
 from steerpipe.core.quality import MissPolicy, QualityPlan
 from steerpipe.core.timeline import Timeline
 from steerpipe.runtime.models import EMBEDDED
-from steerpipe.runtime.quality import choose, refuse_on_gpu
+from steerpipe.runtime.quality import choose
 from steerpipe.runtime.quality_profile import load_profile, profile_of
 from steerpipe.tiny import write_tiny
 
@@ -217,19 +217,6 @@ def test_a_model_that_nobody_measured_has_no_dial_but_policies(model: Path, tmp_
         assert answer(pipe).substituted is not None
 
 
-@pytest.mark.parametrize("fast_memory", ["12.5%", "auto"])
-def test_cpu_is_refused_with_the_reason_where_there_is_no_gpu(fast_memory: str) -> None:
-    with pytest.raises(ConfigError, match="computed where they lie anyway"):
-        opened(quality="cpu", fast_memory=fast_memory)
-
-
-def test_a_gpu_refuses_what_is_lossy() -> None:
-    refuse_on_gpu(EngineConfig())
-    refuse_on_gpu(EngineConfig(quality="wait"))
-    with pytest.raises(ConfigError, match="on a GPU"):
-        refuse_on_gpu(EngineConfig(quality="fast"))
-
-
 def test_a_quality_that_does_not_exist_is_told_with_those_that_do() -> None:
     with pytest.raises(ConfigError) as raised:
         load_config({"quality": "best"}, {})
@@ -238,6 +225,6 @@ def test_a_quality_that_does_not_exist_is_told_with_those_that_do() -> None:
 
 def test_a_uniform_commit_leaves_the_first_layer_exact() -> None:
     with opened() as pipe:
-        chosen = choose(EngineConfig(quality="commit"), pipe.spec, pipe.folder, "any")
+        chosen = choose(EngineConfig(quality="commit"), pipe.spec, pipe.folder, "any", form="int4")
     assert chosen is not None and chosen.plan == QualityPlan.uniform(MissPolicy.COMMIT, 24, 4)
     assert set(chosen.plan.policies[0]) == {MissPolicy.WAIT}

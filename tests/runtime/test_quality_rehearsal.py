@@ -1,7 +1,6 @@
 """A text that is rehearsed is what a decode with the same misses would have computed."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -9,10 +8,10 @@ import torch
 from torch import Tensor
 
 from steerpipe.core.ids import ExpertId, SequenceId
-from steerpipe.core.protocols import ExpertWeights
 from steerpipe.core.quality import MissPolicy, QualityPlan
 from steerpipe.model.decoder import Decoder
 from steerpipe.model.kv_cache import KvPool
+from steerpipe.model.moe import expert_ffn
 from steerpipe.model.step import decode_rows, prefill_rows
 from steerpipe.model.weights import build_weights
 from steerpipe.predict.lookahead import RouterLookahead
@@ -56,14 +55,12 @@ class OneToken:
     def send_for(self, layer: int, ranks: Mapping[int, int]) -> int:
         return 0
 
-    @contextmanager
-    def borrow(self, expert: ExpertId) -> Iterator[ExpertWeights | None]:
+    def compute(self, expert: ExpertId, x: Tensor) -> Tensor | None:
         if self.layer + 1 - SPEC.moe_layers.index(expert.layer) < 2:
-            yield None
-            return
+            return None
         with EXPERT_SOURCE.lease(expert.layer, [expert.expert]) as lease:
             (wave,) = lease.waves()
-            yield wave.table[expert.expert]
+            return expert_ffn(x, wave.table[expert.expert])
 
 
 def decoded(plan: QualityPlan, there: np.ndarray, routes: CommittedRoutes | None) -> Tensor:

@@ -45,9 +45,9 @@ class HalfThere:
         self.ranks |= ranks
         return len(self.sent)
 
-    @contextmanager
-    def borrow(self, expert: ExpertId) -> Iterator[ExpertWeights | None]:
-        yield self.weights[NAMES.index(expert.layer)][expert.expert] if expert in self.there else None
+    def compute(self, expert: ExpertId, x: Tensor) -> Tensor | None:
+        weights = self.weights[NAMES.index(expert.layer)][expert.expert]
+        return expert_ffn(x, weights) if expert in self.there else None
 
     @contextmanager
     def lease(self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None) -> Iterator[Lease]:
@@ -199,8 +199,54 @@ def test_prompts_are_exact() -> None:
     assert rehearsed.begin(ANSWERS, decode=False)
 
 
+@dataclass
+class Near:
+    """Takes the first of what it is offered, and computes it."""
+
+    source: HalfThere
+    offered: list[int] = field(default_factory=list)
+    experts: tuple[int, ...] = ()
+    layer: int = 0
+    held: int = 0
+
+    def take(self, layer: int, experts: Sequence[int]) -> "Near":
+        self.offered, self.experts, self.layer, self.held = list(experts), tuple(experts[:1]), layer, 1
+        return self
+
+    def compute(self, expert: int, x: Tensor) -> Tensor:
+        return expert_ffn(x, self.source.weights[NAMES.index(self.layer)][expert])
+
+    def let_go(self) -> None:
+        self.held = 0
+
+
+def test_who_is_computed_where_it_lies_is_not_leased_and_the_weakest_choices_are_offered_first() -> None:
+    source, (x, route) = some_there(), routed()  # missing: 4 of row 0, 4 and 2 of row 1, none of row 2
+    near = Near(source)
+    desk = started(plan(MissPolicy.CPU), source, NAMES, None, nearby=near)
+    settled = desk.settle(NAMES[1], x, route)
+    assert near.offered == [2, 4] and near.held  # 2 is a second choice, 4 a first one
+    assert sorted(settled.leased()) == [0, 1, 4]
+    with source.lease(NAMES[1], settled.leased()) as lease:
+        found = run_experts(x, route, torch.arange(ROWS), lease, cell=1, nearby=settled.nearby)
+    assert not near.held
+    there = HalfThere(there={ExpertId(NAMES[1], expert) for expert in range(E)})
+    assert torch.equal(found, run(started(plan(MissPolicy.DROP), there, NAMES, None), there, 1, x, route))
+    assert desk.accounts.total == Substituted(uses=6, computed=1)
+
+
+def test_a_pass_that_failed_lets_go_of_what_it_held() -> None:
+    source, (x, route) = some_there(), routed()
+    near = Near(source)
+    desk = started(plan(MissPolicy.CPU), source, NAMES, None, nearby=near)
+    desk.settle(NAMES[1], x, route)
+    assert near.held
+    desk.begin(ANSWERS, decode=True)
+    assert not near.held
+
+
 def test_impossible_policies_are_refused_with_the_reason() -> None:
-    with pytest.raises(ConfigError, match="without a GPU"):
+    with pytest.raises(ConfigError, match="no expert lies in RAM"):
         Substitutes(plan(MissPolicy.CPU), HalfThere(), NAMES, None)
     with pytest.raises(ConfigError, match="default vectors"):
         Substitutes(plan(MissPolicy.PATCH), HalfThere(), NAMES, None)

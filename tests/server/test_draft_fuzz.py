@@ -39,9 +39,23 @@ _MESSAGE = st.one_of(
 )
 
 
+_SAID = st.lists(_MESSAGE, min_size=1, max_size=8)
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(said=st.lists(_MESSAGE, min_size=1, max_size=8))
+@given(said=_SAID)
 def test_every_message_is_obeyed_or_refused_with_a_reason(server: Running, said: list[str | bytes]) -> None:
+    _say(server, said)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(said=_SAID)
+def test_a_thousand_lines_are_obeyed_or_refused_with_a_reason(server: Running, said: list[str | bytes]) -> None:
+    _say(server, said)
+
+
+def _say(server: Running, said: list[str | bytes]) -> None:
     before = server.service.metrics.http["500"]
     with line(server) as typist:
         for message in said:

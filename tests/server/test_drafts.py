@@ -95,6 +95,25 @@ def test_a_draft_warms_and_becomes_the_answer_that_http_gives(server: Running) -
     assert answer["timings"]["cache_n"] > 0
 
 
+def test_what_is_known_of_an_answer_is_told_though_the_engine_is_in_the_middle_of_a_step(server: Running) -> None:
+    engine = server.service.link.process_id
+    assert engine is not None
+    with line(server) as typist:
+        typist.say("open", max_tokens=20, temperature=0, logprobs=True)
+        typist.type(TEXT)
+        while not typist.hear("warmth")["speculated_tokens"]:
+            pass
+        os.kill(engine, signal.SIGSTOP)  # a step that does not end
+        try:
+            typist.say("submit", text=TEXT)
+            first = [typist.hear("chunk")["chunk"] for _ in range(2)]  # the role, and a token
+        finally:
+            os.kill(engine, signal.SIGCONT)
+        rest = typist.answer()["text"]
+    told = "".join(choice["delta"].get("content", "") for chunk in first for choice in chunk["choices"])
+    assert told and told + rest == asked(server, TEXT)
+
+
 def test_the_text_at_enter_counts_whatever_was_typed_before(server: Running) -> None:
     before = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello to you"}]
     with line(server) as typist:

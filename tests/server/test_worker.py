@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import cast
 
 import pytest
 
 from steerpipe.core.errors import CapacityError
+from steerpipe.core.events import TokenEvent
 from steerpipe.core.sampling import SamplingSettings
 from steerpipe.engine.request import Request
 from steerpipe.engine.tokenizer import ChatMessage
@@ -15,6 +17,7 @@ from steerpipe.intake.edits import insert
 from steerpipe.runtime import draft_work
 from steerpipe.runtime.pipeline import Pipeline
 from steerpipe.server.messages import (
+    Begun,
     Cancel,
     DraftName,
     EditDraft,
@@ -27,6 +30,7 @@ from steerpipe.server.messages import (
     Submit,
     Ticket,
     ToEngine,
+    Told,
     Warmed,
 )
 from steerpipe.server.worker import EngineLoop
@@ -129,6 +133,32 @@ def test_what_was_begun_comes_in_one_go_at_enter(pipe: Pipeline) -> None:
     front = Front(OPEN, EditDraft(DRAFT, (insert(0, TEXT, 0.0),)), answer=answer)
     EngineLoop(pipe, cast("Connection", front)).run()
     assert steps[0] == 8 and set(steps[1:-1]) == {1}
+
+
+@pytest.mark.parametrize("known", [1, 8])
+@pytest.mark.parametrize("draft", [DRAFT, DraftName(7)], ids=["there", "of an engine that is gone"])
+def test_what_the_server_has_told_is_not_told_again(pipe: Pipeline, known: int, draft: DraftName) -> None:
+    told: list[int] = []
+    alone = pipe.engine.submit(replace(request(pipe), scope=None))
+    while not pipe.engine.idle:
+        pipe.engine.step()
+    wanted = pipe.engine.take_completion(alone).token_ids
+
+    def answer(message: FromEngine, _: Front) -> list[ToEngine]:
+        if isinstance(message, Begun) and len(message.opening.events) == known and not told:
+            told.extend(message.opening.promise.token_ids)
+            assert message.name == DRAFT and message.opening.request == request(pipe)
+            return [Submit(Ticket(0), request(pipe), draft, message.opening.promise)]
+        words = message.told if isinstance(message, Stepped) else ()
+        told.extend(
+            word.event.token_id for word in words if isinstance(word, Told) and isinstance(word.event, TokenEvent)
+        )
+        return [Stop() for word in words if isinstance(word, Ended)]
+
+    front = Front(OPEN, EditDraft(DRAFT, (insert(0, TEXT, 0.0),)), answer=answer)
+    EngineLoop(pipe, cast("Connection", front)).run()
+    assert tuple(told) == wanted
+    pipe.engine.forget_prefixes()
 
 
 @pytest.mark.parametrize("failing", [False, True], ids=["cancelled", "failed"])

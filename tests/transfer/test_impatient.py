@@ -6,10 +6,11 @@ import torch
 
 from steerpipe.core.errors import TransferError
 from steerpipe.core.ids import ExpertId
+from steerpipe.model.moe import expert_ffn
 from steerpipe.transfer.faulty import Faults, FaultyLink
 from steerpipe.transfer.plan import Plan
 from steerpipe.transfer.source import LadderSource
-from tests.transfer.packs import EXPERTS, same, tiny_pack
+from tests.transfer.packs import EXPERTS, same, tiny_pack, true_weights
 
 LAYER = 0
 ROUTED = np.array([[0, 1], [1, 5]])
@@ -88,18 +89,15 @@ def test_first_choices_overtake_and_the_newest_goes_first() -> None:
 def test_an_expert_is_borrowed_only_where_it_is_and_stays_meanwhile() -> None:
     with source(slots=2) as ladder:
         shelf = ladder.impatient()
-        with shelf.borrow(ExpertId(LAYER, 2)) as weights:
-            assert weights is None
+        x = torch.randn(3, true_weights(ExpertId(LAYER, 2)).down.shape[0])
+        assert shelf.compute(ExpertId(LAYER, 2), x) is None
         shelf.send_for(LAYER, {2: 0})
         settle(ladder)
         leased = ladder.counters().leased
-        with shelf.borrow(ExpertId(LAYER, 2)) as weights:
-            assert weights is not None and same(weights, ExpertId(LAYER, 2))
-            with ladder.lease(1, [0]) as lease:  # takes the other slot, whoever asks
-                list(lease.waves())
-            assert ExpertId(LAYER, 2) in ladder.residents
-        settle(ladder)
-        assert ladder.counters().leased == leased + 1  # a loan is no use
+        found = shelf.compute(ExpertId(LAYER, 2), x)
+        assert found is not None and torch.equal(found, expert_ffn(x, true_weights(ExpertId(LAYER, 2))))
+        settle(ladder)  # nothing is pinned any more
+        assert ladder.counters().leased == leased  # it is no use
 
 
 def test_no_guess_takes_the_slot_of_what_was_found_there() -> None:

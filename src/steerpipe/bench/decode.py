@@ -143,8 +143,8 @@ def _run_budgets(stage: Stage, residencies: list[float], bases: _Bases) -> None:
     from steerpipe.bench.budgets import Ladder, slots_for  # the CUDA driver
 
     session, policy, driver = stage.session, stage.options.policy, stage.options.driver
-    if stage.options.predict != "none":
-        driver = "served"  # the host moves what is forecast
+    if stage.options.predict != "none" and stage.options.horizon > 1:
+        driver = "served"  # what is said of later layers the host alone sends for
     with Ladder(stage.shape, session.device, stage.options.seed) as ladder:
         pinning, link = ladder.backing.pinning, ladder.measure_link()
         session.findings.pinnings[stage.shape.layout.format.value] = pinning

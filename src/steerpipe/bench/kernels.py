@@ -34,7 +34,7 @@ def expert_kernel_seconds(rig: Rig, source: BlockSource, routing: Routing, rows:
 
     def all_layers() -> None:
         for order, layer in enumerate(shape.spec.moe_layers):
-            direct.run(layer, x, ids[order], act=act, part=part)
+            direct.run(layer, order, x, ids[order], act=act, part=part)
 
     run = _captured(all_layers, rig.device)
     seconds = []

@@ -68,10 +68,15 @@ class DecodeOptions:
                 f"--predict {self.predict} needs routing and forecasts that were recorded together",
                 fix="give --routing a file of benchmarks/record_forecasts.py",
             )
-        if self.batches != (1,) or self.driver == "direct" or all(each in (0.0, 100.0) for each in self.residencies):
+        if self.batches != (1,) or all(each in (0.0, 100.0) for each in self.residencies):
             raise ConfigError(
-                "forecasts move experts for one row, served by the host, within a budget",
-                fix="give --batch 1, leave --driver out, and give a --residency between 0 and 100",
+                "forecasts move experts for one row, within a budget",
+                fix="give --batch 1, and a --residency between 0 and 100",
+            )
+        if self.driver == "direct" and self.horizon > 1:
+            raise ConfigError(
+                f"what the device sends for by itself is of the next layer, not {self.horizon} ahead",
+                fix="give --horizon 1, or leave --driver out",
             )
 
     @property

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from steerpipe.bench.report import machine, write_json
-from steerpipe.bench.typing import ArmResult, TypingOptions, render_typing, run_typing
+from steerpipe.bench.typing import ArmResult, TypingOptions, device_of, render_typing, run_typing
 from steerpipe.bench.typing_prompts import lay_over, read_prompts, read_texts
 from steerpipe.core.config import EngineConfig
 from steerpipe.core.errors import InputError
@@ -35,7 +35,7 @@ def run(
     content = {
         "prompts": len(prompts), "warm": options.warm, "virtual": options.virtual,
         "last_seconds": options.last_seconds, "fast_memory": config.fast_memory, "ram": config.ram,
-        "pace": config.pace, "dtype": config.dtype, "machine": machine("cpu"),
+        "pace": config.pace, "dtype": config.dtype, "machine": machine(device_of(config)),
     }  # fmt: skip
 
     def keep(results: Sequence[ArmResult]) -> None:

@@ -116,6 +116,7 @@ def typing(
     ram: Annotated[str | None, typer.Option(help="memory for experts in RAM, slots included")] = None,
     pace: Annotated[str | None, typer.Option(help="slow the link to so many bytes per second")] = None,
     dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
     json_file: JsonFile = None,
     debug: Debug = False,
@@ -129,8 +130,8 @@ def typing(
 
         options = TypingOptions(tuple(arms.split(",")), warm=not cold, virtual=not real_time, last_seconds=last)
         flags = {
-            "fast_memory": fast_memory, "ram": ram, "pace": pace, "dtype": dtype, "threads": threads,
-            "profile": False, "predict": "off",
+            "fast_memory": fast_memory, "ram": ram, "pace": pace, "dtype": dtype, "device": device,
+            "threads": threads, "profile": False, "predict": "off",
         }  # fmt: skip
         typing_command.run(model, load_config(flags), log, texts, prompts, options, json_file, skip)
 

@@ -38,7 +38,7 @@ def serve(
     max_context: Annotated[int | None, typer.Option(help="tokens of prompt and answer together")] = None,
     prefill_chunk: Annotated[int | None, typer.Option(help="prompt tokens per step, a multiple of 16")] = None,
     kv_memory: Annotated[
-        str | None, typer.Option(help="for keys and values: 512MiB, or shared: pages of the fast memory (CPU)")
+        str | None, typer.Option(help="for keys and values: 512MiB, or shared: pages of the fast memory")
     ] = None,
     fast_memory: Annotated[str | None, typer.Option(help="slots for experts: auto, 4GiB, or 25% of them")] = None,
     ram: Annotated[str | None, typer.Option(help="memory for experts in RAM, slots included without a GPU")] = None,

@@ -7,7 +7,7 @@ E experts.
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -41,6 +41,78 @@ class DirectReads:
     routed: list[int]
     missed: list[int]  # were read from pinned memory
     landed: list[int]  # of the missed: are in the slots of the next tickets now
+    sent: list[int] = field(default_factory=list)  # not among the missed: had been sent for, and are in their slots now
+
+
+GUESSES = 2  # blocks that are sent for at a tap: one takes longer than the link is idle
+
+
+@dataclass(frozen=True, slots=True)
+class SentBlock:
+    """A guess that the device has sent for by itself, and which share of its block came before its layer looked."""
+
+    expert: int
+    share: float
+
+
+class GuessLanding(Protocol):
+    """Slots for guesses of a predictor in a step that runs by itself: it takes tickets, the host follows.
+
+    ring, tail and head are as Landing has them.
+    """
+
+    @property
+    def ring(self) -> "Tensor": ...
+
+    @property
+    def tail(self) -> "Tensor": ...
+
+    @property
+    def head(self) -> "Tensor": ...
+
+    def pinned(self, layer: int) -> "Tensor":
+        """[E] int64 on the device: where the layer's blocks lie in pinned memory, sign bits set."""
+        ...
+
+    def block_bytes(self, layer: int) -> int: ...
+
+    @property
+    def resting(self) -> bool:
+        """Whether too few of the last guesses were used: nobody should predict in the next step."""
+        ...
+
+    def rest(self, layers: int) -> None:
+        """A step of so many layers is about to be queued in which nobody predicts."""
+        ...
+
+    @property
+    def tags(self) -> "Tensor":
+        """[L, GUESSES] int64 on the device: whose block each ticket is for (kernels/fetch.py)."""
+        ...
+
+    def begin(self) -> None:
+        """A step is about to be queued in which somebody predicts."""
+        ...
+
+    def owe(self, layer: int, sent: Callable[[], Sequence[SentBlock]]) -> None:
+        """A step has ended that has sent for blocks of the next step's first layer; `sent` waits for what they are."""
+        ...
+
+    def collect(self) -> None:
+        """Before anything of the next step is queued: waits for what is owed, if anything is."""
+        ...
+
+    def settle_owed(self, wanted: Collection[int]) -> None:
+        """`settle` for them, if there are any: the next step's first layer has been followed, or rests."""
+        ...
+
+    def settle(self, layer: int, sent: Sequence[SentBlock], wanted: Collection[int]) -> None:
+        """What was sent for a layer that has been followed, in the order of tickets, and who of them were wanted.
+
+        Nobody writes to their slots any more but the kernels of that layer. What an interrupted step has not settled
+        is lost with `BlockSource.release`.
+        """
+        ...
 
 
 class Landing(Protocol):
@@ -59,6 +131,11 @@ class Landing(Protocol):
 
     @property
     def head(self) -> "Tensor": ...
+
+    @property
+    def guesses(self) -> GuessLanding | None:
+        """Where a predictor takes slots; None: there are too few."""
+        ...
 
     def begin(self) -> int:
         """A step that runs by itself is about to be queued: the ticket that it takes first."""

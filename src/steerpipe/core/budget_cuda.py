@@ -4,6 +4,8 @@ A slot holds the raw block, so slots and blocks have one size. What fits nowhere
 Pure: no torch, no environment.
 """
 
+from dataclasses import dataclass
+
 from steerpipe.core.budget import (
     NO_EXPERTS,
     ExpertBudget,
@@ -21,7 +23,7 @@ from steerpipe.core.units import format_bytes, parse_bytes
 # float32 output per expert of its own: 64 KiB at Qwen3-30B's shape, 256 MiB of the margin for so many rows.
 _CARD_MARGIN_BYTES = 1 << 30
 _MARGIN_ROWS = 4096
-_CARD_MARGIN = 0.02  # of what is free, where we choose: other processes grow
+CARD_MARGIN = 0.02  # of what is free, where we choose: other processes grow
 _RAM_MARGIN = 0.15  # of what is free: the page cache of the pack's file lies there too, and pages that are locked stay
 
 
@@ -33,19 +35,38 @@ def plan_cuda_budget(config: EngineConfig, facts: ExpertFacts, free_bytes: int, 
     slots, reason = _slots(config, facts, free_bytes)
     if slots >= facts.experts and pace is None:
         return ExpertBudget(facts.experts, 0, pace, resident=True, reason=reason)
-    ram, ram_reason = _ram(config, facts, free_ram_bytes)
-    pinned = _pinned(config, facts, ram, free_ram_bytes)
-    ram = pinned + whole_blocks(max(0, ram - pinned), facts)  # two tiers, and none of them of a single block
+    behind = plan_behind(config, facts, free_ram_bytes)
     return ExpertBudget(
-        slots, ram, pace, resident=False, reason=reason, pinned_bytes=pinned, ram_reason=ram_reason
+        slots, behind.ram_bytes, pace, resident=False, reason=reason, pinned_bytes=behind.pinned_bytes,
+        ram_reason=behind.reason,
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """RAM for raw blocks behind the slots; `pinned_bytes` of it are page-locked."""
+
+    ram_bytes: int
+    pinned_bytes: int
+    reason: str
+
+
+def plan_behind(config: EngineConfig, facts: ExpertFacts, free_ram_bytes: int) -> Behind:
+    """Two tiers, and none of them of a single block."""
+    ram, reason = _ram(config, facts, free_ram_bytes)
+    pinned = _pinned(config, facts, ram, free_ram_bytes)
+    return Behind(pinned + whole_blocks(max(0, ram - pinned), facts), pinned, reason)
+
+
+def beside_slots(config: EngineConfig, facts: ExpertFacts) -> int:
+    """Bytes of the card for a step, and a block of zeros for kernels of one that failed."""
+    return facts.slot_bytes + _CARD_MARGIN_BYTES * max(_MARGIN_ROWS, config.prefill_chunk) // _MARGIN_ROWS
+
+
 def _slots(config: EngineConfig, facts: ExpertFacts, free_bytes: int) -> tuple[int, str]:
-    # beside the slots there is a block of zeros, for kernels of a step that failed
-    beside = facts.slot_bytes + _CARD_MARGIN_BYTES * max(_MARGIN_ROWS, config.prefill_chunk) // _MARGIN_ROWS
+    beside = beside_slots(config, facts)
     if config.fast_memory == "auto":
-        room = int(free_bytes * (1 - _CARD_MARGIN)) - beside
+        room = int(free_bytes * (1 - CARD_MARGIN)) - beside
         if facts.experts * facts.slot_bytes <= room:
             return facts.experts, "all experts fit on the GPU"
         refuse_too_little(room, free_bytes, facts, "GPU memory")

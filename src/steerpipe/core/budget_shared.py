@@ -1,6 +1,7 @@
-"""How much memory the experts get where keys and values take their pages from it. Without a GPU. Pure."""
+"""How much memory the experts get where keys and values take their pages from it. Pure."""
 
 from steerpipe.core.budget import MARGIN, NO_EXPERTS, ExpertBudget, ExpertFacts, plan_budget, slots_asked, whole_blocks
+from steerpipe.core.budget_cuda import CARD_MARGIN, beside_slots, plan_behind, plan_cuda_budget
 from steerpipe.core.config import EngineConfig
 from steerpipe.core.errors import CapacityError, ConfigError
 from steerpipe.core.pages import page_shape, plan_pages
@@ -38,6 +39,35 @@ def plan_shared_budget(
         )
     pace = None if config.pace is None else float(parse_bytes(config.pace))
     return ExpertBudget(plan.slots, behind, pace, resident=False, reason=reason, pages=plan)
+
+
+def plan_shared_cuda_budget(
+    config: EngineConfig, facts: ExpertFacts, kv_blocks: int, kv_block_bytes: int, free_bytes: int, free_ram_bytes: int
+) -> ExpertBudget:
+    """With a GPU: `free_bytes` is what dense weights leave on the card; RAM behind the pages as behind slots."""
+    if facts.experts == 0:
+        return NO_EXPERTS
+    room = free_bytes - beside_slots(config, facts)
+    if config.fast_memory == "auto":
+        room = int(room * (1 - CARD_MARGIN))
+        if config.pace is None and facts.experts * facts.slot_bytes + kv_blocks * kv_block_bytes <= room:
+            return plan_cuda_budget(config, facts, free_bytes - kv_blocks * kv_block_bytes, free_ram_bytes)
+        fast, reason = room, "what the GPU has free less a margin"
+    else:
+        fast, reason = _asked(config.fast_memory, facts), "as set"
+    plan = plan_pages(fast, page_shape(kv_block_bytes, facts.slot_bytes), kv_blocks, facts.experts)
+    if plan.total_bytes > room:
+        raise CapacityError(
+            f"{plan.pages} pages take {format_bytes(plan.total_bytes)}, but {format_bytes(max(0, room))} of GPU memory "
+            "are free beside dense weights and what a step takes",
+            fix="lower fast_memory or prefill_chunk",
+        )
+    pace = None if config.pace is None else float(parse_bytes(config.pace))
+    behind = plan_behind(config, facts, free_ram_bytes)
+    return ExpertBudget(
+        plan.slots, behind.ram_bytes, pace, resident=False, reason=reason, pinned_bytes=behind.pinned_bytes,
+        ram_reason=behind.reason, pages=plan,
+    )  # fmt: skip
 
 
 def _asked(fast_memory: str, facts: ExpertFacts) -> int:

@@ -44,6 +44,11 @@ class PagePlan:
         """While no page holds keys and values."""
         return self.pages * self.shape.slots
 
+    @property
+    def least_slots(self) -> int:
+        """While keys and values hold all that they may."""
+        return (self.pages - self.kv_pages) * self.shape.slots
+
 
 @dataclass(frozen=True, slots=True)
 class PageCounts:

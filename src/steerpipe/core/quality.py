@@ -6,7 +6,7 @@ commit-true  the predicted experts, with the router's own weights
 surrogate    the expert's default vector (its mean output) times its gate
 patch        surrogate now; the difference is added when the expert has come, a few layers later at most
 drop         nothing
-cpu          computed where it lies
+cpu          the CPU computes it where it lies, in RAM, as far as that is quicker than the link
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -51,10 +51,27 @@ def parse_policy(text: str) -> MissPolicy:
         raise ConfigError(f"{text!r} is not a miss policy", fix=FIX) from None
 
 
-def refuse_cpu(policies: Iterable[MissPolicy]) -> None:
-    """For an engine without a GPU."""
-    if MissPolicy.CPU in policies:
-        raise ConfigError("the policy cpu without a GPU: experts are computed where they lie anyway", fix="use wait")
+COMPUTED_FORMATS = ("bfloat16", "int8")  # blocks that the CPU can compute as they lie
+
+
+def check_cpu(policies: Iterable[MissPolicy], form: str) -> None:
+    """`form`: the format of the experts' blocks."""
+    if MissPolicy.CPU in policies and form not in COMPUTED_FORMATS:
+        raise ConfigError(
+            f"the policy cpu with {form} experts: the CPU computes {' and '.join(COMPUTED_FORMATS)} blocks as they "
+            "lie; others have to be unpacked first, which takes longer than the link does",
+            fix="steerpipe pack MODEL --experts int8, or use another policy",
+        )
+
+
+def computed_share(misses: int, link_seconds: float, cpu_seconds: float | None) -> int:
+    """How many of a layer's misses the CPU computes while the link brings the others: then both end soonest.
+
+    Seconds of one block, as measured; of the CPU None: not yet, so one block is tried.
+    """
+    if cpu_seconds is None:
+        return min(1, misses)
+    return min(range(misses + 1), key=lambda own: (max(own * cpu_seconds, (misses - own) * link_seconds), -own))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +180,7 @@ class Substituted:
     substituted: int = 0
     patched: int = 0  # of the substituted: made good later
     nats: float = 0.0  # KL that a calibration expects of them
+    computed: int = 0  # not substituted: by the CPU, where they lie
 
     @property
     def share(self) -> float:
@@ -171,5 +189,5 @@ class Substituted:
     def __add__(self, other: Self) -> Self:
         return type(self)(
             self.uses + other.uses, self.substituted + other.substituted, self.patched + other.patched,
-            self.nats + other.nats,
+            self.nats + other.nats, self.computed + other.computed,
         )  # fmt: skip

@@ -127,32 +127,32 @@ def _threads(config: EngineConfig, facts: Facts) -> tuple[int, str]:
 def _kv_limit(config: EngineConfig, facts: Facts, device: str, dtype: str) -> tuple[int, str]:
     """The most bytes that the KV cache may take."""
     if config.kv_memory == SHARED:
-        if device == "cuda":
-            raise ConfigError(
-                "kv_memory is shared, but on a GPU experts and keys and values lie apart",
-                fix="leave kv_memory out, or give it an amount such as 4GiB",
-            )
-        asked = _fast_bytes(config, facts, dtype)
+        asked = _fast_bytes(config, facts, device, dtype)
         if asked is not None:
             return asked // 2, "half of the fast memory, whose pages it shares with experts"
     elif config.kv_memory is not None:
         return parse_bytes(config.kv_memory), "as set"
     free = facts.free_cuda_bytes if device == "cuda" else facts.free_ram_bytes
     left = free - facts.resident_parameters * ITEM_BYTES[dtype]
-    expert_bytes = facts.expert_block_bytes if device == "cuda" else None
-    beside_all_experts = left - (expert_bytes or facts.expert_parameters * ITEM_BYTES[dtype])
+    beside_all_experts = left - _expert_bytes(facts, device, dtype)
     if beside_all_experts // 2 >= left // 8:
         return max(0, beside_all_experts // 2), "half of the memory that the weights leave free"
     return max(0, left // 8), "an eighth of the memory that experts and keys and values share"
 
 
-def _fast_bytes(config: EngineConfig, facts: Facts, dtype: str) -> int | None:
-    """What was asked for as memory of experts; None: nothing in particular."""
+def _fast_bytes(config: EngineConfig, facts: Facts, device: str, dtype: str) -> int | None:
+    """What was asked for as memory of experts; None: nothing in particular. On a GPU `ram` lies behind it."""
     if config.fast_memory == "auto":
-        return None if config.ram is None else parse_bytes(config.ram)
+        return None if config.ram is None or device == "cuda" else parse_bytes(config.ram)
     if config.fast_memory.endswith("%"):
-        return int(facts.expert_parameters * ITEM_BYTES[dtype] * float(config.fast_memory[:-1]) / 100)
+        return int(_expert_bytes(facts, device, dtype) * float(config.fast_memory[:-1]) / 100)
     return parse_bytes(config.fast_memory)
+
+
+def _expert_bytes(facts: Facts, device: str, dtype: str) -> int:
+    """All of them, as the device holds them."""
+    packed = facts.expert_block_bytes if device == "cuda" else None
+    return packed or facts.expert_parameters * ITEM_BYTES[dtype]
 
 
 def _context(config: EngineConfig, facts: Facts, tokens_that_fit: int, block_bytes: int) -> tuple[int, str]:

@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from steerpipe.core.errors import RequestError, SteerpipeError
@@ -11,7 +12,7 @@ from steerpipe.core.protocols import RoutingSink
 from steerpipe.core.random import fresh_seed
 from steerpipe.engine.limits import answer_limit
 from steerpipe.engine.prefixes import PrefixStore
-from steerpipe.engine.request import Prepared, Request, Sequence
+from steerpipe.engine.request import Opening, Prepared, Promise, Request, Sequence
 from steerpipe.engine.scheduler import DecodeStep, PrefillStep, Scheduler, reserved_blocks
 from steerpipe.engine.step import Experts, StepRunner
 from steerpipe.engine.tokenizer import TextCodec
@@ -56,13 +57,18 @@ class Engine:
         self._max_context = max_context
         self._ids = itertools.count()
         self._prefixes = PrefixStore(pool)
+        self.on_discard: Callable[[SequenceId], object] = lambda _: None  # who keeps something of it elsewhere
         self._scheduler = Scheduler(self._prefixes, max_batch=max_batch, prefill_chunk=prefill_chunk)
         self._finished: dict[SequenceId, Completion] = {}
         self._due: list[Event] = []  # of answers that were prepared, for the next step to tell
 
-    def submit(self, request: Request) -> SequenceId:
-        """Queues a request, or raises RequestError if it could never run."""
+    def submit(self, request: Request, promise: Promise | None = None) -> SequenceId:
+        """Queues a request, or raises RequestError if it could never run. With a `promise` its first tokens are
+        computed, and not told again.
+        """
         sequence = self._sequence(request)
+        if promise is not None:
+            sequence.seed, sequence.told = promise.seed, promise.token_ids
         self._scheduler.add(sequence)
         return sequence.id
 
@@ -83,18 +89,25 @@ class Engine:
         sequence = self._scheduler.find(sequence_id)
         return None if sequence is None or not sequence.quiet else sequence.progress()
 
-    def claim(self, sequence_id: SequenceId) -> bool:
-        """Somebody asks for a prepared answer: the next step tells its tokens, and it goes on as if submitted now.
+    def opening(self, sequence_id: SequenceId) -> Opening | None:
+        """The first tokens of a prepared answer, to be told whenever somebody wants them; None: there are none."""
+        sequence = self._scheduler.find(sequence_id)
+        return None if sequence is None else sequence.opening()
 
-        False: it is gone, because it was given up or there is no room for the rest of it; submit the request.
+    def claim(self, sequence_id: SequenceId, promise: Promise | None = None) -> bool:
+        """Somebody asks for a prepared answer: the next step tells its tokens, and it goes on as if submitted now.
+        With a `promise` those that follow it.
+
+        False: it is gone, because it was given up or there is no room for the rest of it, or it does not begin as was
+        promised; submit the request, with the promise.
         """
         sequence = self._scheduler.find(sequence_id)
-        if sequence is None:
+        if sequence is None or (promise is not None and not sequence.keeps(promise)):
             return False
         reason = sequence.held[-1].finish_reason if sequence.held else None
         if reason is None and not self._scheduler.claim(sequence):
             return False
-        self._due += sequence.claim()
+        self._due += sequence.claim(() if promise is None else promise.token_ids)
         if reason is not None:
             self._end(sequence, reason)
         return True
@@ -189,6 +202,7 @@ class Engine:
         self.cancel(sequence_id)
         self._withhold(sequence_id)
         self._finished.pop(sequence_id, None)
+        self.on_discard(sequence_id)
 
     def forget_prefixes(self) -> None:
         """Gives up every prompt that is kept for reuse."""
@@ -250,7 +264,7 @@ class Engine:
             return []
         if event.finish_reason is not None:
             self._end(sequence, event.finish_reason)
-        return [event]
+        return [event] if len(sequence.answer) > len(sequence.told) else []
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         self._finished[sequence.id] = sequence.completion(reason)

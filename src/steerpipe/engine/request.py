@@ -43,6 +43,35 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Promise:
+    """The first tokens of an answer have been told before the engine was asked for it: it tells what follows them."""
+
+    seed: int  # with which they were chosen
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The first tokens of an answer that was begun ahead. They may be told before the engine is asked for the rest.
+
+    Whoever submits the request with the promise gets what follows them, whatever has become of the answer that was
+    begun: where the engine is exact the same request with the same seed has the same tokens anyway.
+    """
+
+    request: Request
+    seed: int
+    events: tuple[TokenEvent, ...]  # none of them ends the answer: the engine tells its end
+
+    @property
+    def text(self) -> str:
+        return "".join(event.text for event in self.events)
+
+    @property
+    def promise(self) -> Promise:
+        return Promise(self.seed, tuple(event.token_id for event in self.events))
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """How far an answer has come that nobody has asked for yet."""
 
@@ -71,6 +100,7 @@ class Sequence:
     quiet: bool = False  # prepared: in the background, and told to nobody
     ahead: int = 0  # tokens of its answer that are computed before anybody asks for it
     held: list[TokenEvent] = field(default_factory=list)  # those tokens
+    told: tuple[int, ...] = ()  # its first tokens, that somebody else has told already
     submitted: float = field(default_factory=time.perf_counter)
     started: float = 0.0  # first prefill step
     prefilled: float = 0.0  # first token sampled
@@ -94,13 +124,25 @@ class Sequence:
         until = self.ended or time.perf_counter()
         return Prepared(len(self.answer), until - self.started if self.started else 0.0, done=self.ended > 0)
 
-    def claim(self) -> list[TokenEvent]:
-        """Somebody has asked for what was prepared: from now on its time counts. The tokens that are there already."""
-        self.quiet, self.ahead = False, 0
+    def opening(self) -> Opening | None:
+        """What may be told of it before anybody asks the engine; None: nothing."""
+        events = tuple(event for event in self.held if event.finish_reason is None)
+        return Opening(self.request, self.seed, events) if self.quiet and events else None
+
+    def keeps(self, promise: Promise) -> bool:
+        """Whether it begins, or will begin, as was promised."""
+        known = tuple(self.answer[: len(promise.token_ids)])
+        return self.seed == promise.seed and known == promise.token_ids[: len(known)]
+
+    def claim(self, told: tuple[int, ...]) -> list[TokenEvent]:
+        """Somebody has asked for what was prepared: from now on its time counts. The tokens that are there already,
+        without those that have been told.
+        """
+        self.quiet, self.ahead, self.told = False, 0, told
         self.cached = min(self.kv.length, len(self.request.prompt_ids))
         self.submitted = self.started = time.perf_counter()
         self.prefilled = self.ended = self.submitted if self.answer else 0.0
-        return self.held
+        return self.held[len(told) :]
 
     def end_prompt(self) -> PromptEvent:
         """The prompt is complete; says so to whoever asked for its log probabilities, or for nothing else."""
@@ -111,12 +153,13 @@ class Sequence:
 
     def take(self, sampled: Sampled, ends: frozenset[int]) -> TokenEvent:
         """Adds a token; says what became printable and whether the answer is complete."""
-        now = time.perf_counter()
+        now, place = time.perf_counter(), len(self.answer)
         if not self.answer:
             self.prefilled = now
-        self.answer.append(sampled.token_id)
-        text = self.stream.push(sampled.token_id)
-        reason = self._finish_reason(sampled.token_id, ends)
+        token_id = self.told[place] if place < len(self.told) else sampled.token_id  # what was told stands
+        self.answer.append(token_id)
+        text = self.stream.push(token_id)
+        reason = self._finish_reason(token_id, ends)
         if reason is not None:
             text += self.stream.finish()
             self.ended = now
@@ -124,7 +167,7 @@ class Sequence:
         if sampled.logprob is not None:
             self.logprobs.append(sampled.logprob)
             self.top_logprobs.append(sampled.top)
-        return TokenEvent(self.id, sampled.token_id, text, reason, sampled.logprob, sampled.top)
+        return TokenEvent(self.id, token_id, text, reason, sampled.logprob, sampled.top)
 
     def completion(self, reason: FinishReason) -> Completion:
         answered = max(self.ended, self.prefilled)

@@ -28,10 +28,13 @@ class Reads:
 
     origin [k] int64: an entry of the table; a negative one is an address in pinned memory with its sign bit set, 0
     waits on the table. target [k] int64: where all that is loaded is stored too, at the same offsets; 0: nowhere.
+    since [k] int64, of the step `stamp` [1]: where it says how much of a block is in its target already; 0: nothing.
     """
 
     origin: Tensor
     target: Tensor
+    since: Tensor | None = None
+    stamp: Tensor | None = None
 
 
 def expert_row(
@@ -50,14 +53,19 @@ def expert_row(
 
 def gate_up_row(
     x: Tensor, experts: Tensor, table: Tensor, form: BlockForm,
-    *, act: Tensor, launch: Launch, followed: bool, reads: Reads | None = None,
+    *, act: Tensor, launch: Launch, followed: bool, reads: Reads | None = None, early: bool = True,
 ) -> None:  # fmt: skip
-    """The first half of `expert_row`. `followed`: what comes next on the stream is a `down_row` that overlaps."""
+    """The first half of `expert_row`. `followed`: what comes next on the stream is a `down_row` that overlaps.
+
+    `early`: it starts with this one; else when this one has read its weights, which leaves room on the device.
+    """
     assert x.shape == (1, form.hidden), f"one row of {form.hidden} is expected, not {list(x.shape)}"
     constants = row_constants(form, launch, down=False, native=x.is_cuda)
     grid = triton.cdiv(form.width, constants["ROWS"]), len(experts)
-    found = (reads.origin, reads.target) if reads is not None else (None, None)
-    gate_up_row_kernel[grid](x, experts, table, act, *found, FOLLOWED=followed and overlapped(x), **constants)
+    found = _found(reads)
+    gate_up_row_kernel[grid](
+        x, experts, table, act, *found, FOLLOWED=followed and overlapped(x), EARLY=early, **constants
+    )
 
 
 def down_row(
@@ -67,8 +75,12 @@ def down_row(
     """The second half of `expert_row`."""
     constants = row_constants(form, launch, down=True, native=act.is_cuda)
     grid = triton.cdiv(form.hidden, constants["ROWS"]), len(experts)
-    found = (reads.origin, reads.target) if reads is not None else (None, None)
+    found = _found(reads)
     down_row_kernel[grid](act, experts, table, part, *found, **constants)
+
+
+def _found(reads: Reads | None) -> tuple[Tensor | None, ...]:
+    return (None,) * 4 if reads is None else (reads.origin, reads.target, reads.since, reads.stamp)
 
 
 def expert_tiles(

@@ -17,12 +17,52 @@ def scale_spots(scale, rows, keep, start, K: tl.constexpr, BLOCK: tl.constexpr, 
 
 
 @triton.jit
+def _progress(at, now, PROGRAMS: tl.constexpr):
+    """The least that any program of `fetch` says in this step; 0 if one of them has not begun."""
+    words = tl.atomic_add(
+        at.to(tl.pointer_type(tl.int64)) + tl.arange(0, PROGRAMS), tl.zeros((PROGRAMS,), tl.int64), sem="acquire"
+    )
+    told = tl.where(words >> 32 == now, words & 0xFFFFFFFF, 0)
+    return tl.min(told & 0x7FFFFFFF, 0), tl.min(told >> 31, 0)
+
+
+@triton.jit
+def fetched_bytes(since, stamp, pair, ROUND: tl.constexpr, PROGRAMS: tl.constexpr, NATIVE: tl.constexpr):
+    """How much of a pair's block is in its slot already: all rounds that every program of `fetch` has ended.
+
+    Where all of them have begun, their last chunks are awaited: they are on their way, and would be read twice.
+    """
+    count = tl.full((), 0, tl.int64)
+    if since is not None:
+        at = tl.load(since + pair)
+        if at != 0:
+            now = tl.load(stamp)
+            rounds, ended = _progress(at, now, PROGRAMS)
+            if NATIVE:
+                while (rounds > 0) & (ended == 0):  # they run, and stop: the router has looked
+                    rounds, ended = _progress(at, now, PROGRAMS)
+            count = rounds * ROUND
+    return count
+
+
+@triton.jit
+def nearer(address, place, here, start, size, ELEMENT: tl.constexpr, since):
+    """Where a part of a block is read that ends `size` bytes behind `start`, and whether it has to be kept."""
+    kept = place != 0
+    if since is not None:
+        come = start + size <= here
+        address = tl.where(come, place, address)
+        kept = kept & (come == 0)
+    return tl.multiple_of((address + start).to(tl.pointer_type(ELEMENT)), 16), kept
+
+
+@triton.jit
 def keep_weights(
-    tile, scales, kept, weight, scale, rows, keep, start,
+    tile, scales, kept, keep_scales, weight, scale, rows, keep, start,
     K: tl.constexpr, BLOCK: tl.constexpr, SUB: tl.constexpr, GROUP: tl.constexpr, MASKED: tl.constexpr,
     WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """If `kept`, stores what was loaded at the same places of another block.
+    """Where it is to be kept, stores what was loaded at the same places of another block.
 
     Masked, not branched around: a branch would cut the step in two, and its registers would not reach.
     """
@@ -37,13 +77,13 @@ def keep_weights(
         if WHOLE:
             spots, mask = scale_spots(scale, rows, keep, start, K, BLOCK, GROUP)
             if MASKED:
-                tl.store(spots, scales, mask & kept)
+                tl.store(spots, scales, mask & keep_scales)
             else:
-                tl.store(spots, scales, kept)
+                tl.store(spots, scales, keep_scales)
         else:
             sums = start // SUB + tl.arange(0, BLOCK // SUB)
             spots = scale + rows[:, None] * (K // GROUP) + (sums * SUB // (GROUP // 2))[None, :]
-            tl.store(spots, scales.to(tl.float16), keep[:, None] & (sums * SUB < WIDTH)[None, :] & kept)
+            tl.store(spots, scales.to(tl.float16), keep[:, None] & (sums * SUB < WIDTH)[None, :] & keep_scales)
 
 
 @triton.jit

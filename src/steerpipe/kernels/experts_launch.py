@@ -12,6 +12,7 @@ import triton.language as tl
 from steerpipe.core.blocks import BlockForm
 from steerpipe.kernels.configs import Launch
 from steerpipe.kernels.dense_configs import can_overlap
+from steerpipe.kernels.fetch import PROGRAMS, ROUND_BYTES
 
 _ELEMENTS = {
     "float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float16, "int8": tl.int8, "int4": tl.uint8,
@@ -40,6 +41,8 @@ def row_constants(form: BlockForm, launch: Launch, *, down: bool, native: bool) 
             "MASKED": outputs % rows != 0 or width % step != 0,
             "CACHE": launch.hint if launch.hint.startswith(".") else "",
             "OVERLAP": overlap,
+            "ROUND": ROUND_BYTES,
+            "PROGRAMS": PROGRAMS,
             "WHOLE": form.format == "int4" and step % (group // 2) == 0,
         }
         | ({"launch_pdl": True} if overlap else {})

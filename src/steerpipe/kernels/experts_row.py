@@ -5,6 +5,7 @@ registers and adds them up once at the end. Weights of the first step are asked 
 SUB is 0 but for int4, where it is the number of bytes (of one group) that are summed before the scale comes.
 With `origin` and `target` (one address per pair, else None) a block is read where the router found it, perhaps in
 pinned memory, and what was loaded is stored to the target on the way. Nothing is loaded twice: the link is slow.
+With `since` (else None) the beginning of a block may be in its target already, and is read there (fetch.py).
 Legend: H hidden, I width, K inputs of the matrix at hand (H or I), N rows of a program, B bytes or numbers of a step,
 G groups of a step.
 """
@@ -14,7 +15,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from steerpipe.kernels.experts_blocks import block_address, int4_halves, int8_values, read_address
-from steerpipe.kernels.experts_keep import keep_weights, scale_spots, spread
+from steerpipe.kernels.experts_keep import fetched_bytes, keep_weights, nearer, scale_spots, spread
 
 
 @triton.jit
@@ -106,16 +107,16 @@ def _add(
 
 @triton.jit
 def gate_up_row_kernel(
-    x, experts, table, act, origin, target,
+    x, experts, table, act, origin, target, since, stamp,
     H: tl.constexpr, I: tl.constexpr, START: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr,
     ELEMENT: tl.constexpr, SUB: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
     CACHE: tl.constexpr, EVICT: tl.constexpr, OVERLAP: tl.constexpr, FOLLOWED: tl.constexpr, NATIVE: tl.constexpr,
-    WHOLE: tl.constexpr,
+    WHOLE: tl.constexpr, ROUND: tl.constexpr, PROGRAMS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """act[pair] = silu(gate x) · (up x), for ROWS of it."""
     if OVERLAP:
         gdc_wait()
-    if FOLLOWED:
+    if FOLLOWED and EARLY:
         gdc_launch_dependents()  # after the wait: the down kernel may read experts at once
     pair = tl.program_id(1)
     expert = tl.load(experts + pair)
@@ -128,40 +129,62 @@ def gate_up_row_kernel(
     else:
         address = read_address(origin, table, expert, pair, NATIVE)
         place = tl.load(target + pair)
-    kept = place != 0
+    here = fetched_bytes(since, stamp, pair, ROUND, PROGRAMS, NATIVE)
+    BYTES: tl.constexpr = (H if SUB == 0 else H // 2) * ELEMENT.primitive_bitwidth // 8  # of a row
+    SCALES: tl.constexpr = 2 * H // GROUP if GROUP != 0 else 0
+    last = (tl.program_id(0) + 1) * ROWS
     own = tl.multiple_of((place + START).to(tl.pointer_type(ELEMENT)), 16)
     own_scale = tl.multiple_of((place + SCALE).to(tl.pointer_type(tl.float16)), 16)
-    weight = tl.multiple_of((address + START).to(tl.pointer_type(ELEMENT)), 16)
-    scale = tl.multiple_of((address + SCALE).to(tl.pointer_type(tl.float16)), 16)
+    gate_at, keep_gate = nearer(address, place, here, START, last * BYTES, ELEMENT, since)
+    up_at, keep_up = nearer(address, place, here, START, (I + last) * BYTES, ELEMENT, since)
+    gate_scale_at, keep_gate_scale = nearer(address, place, here, SCALE, last * SCALES, tl.float16, since)
+    up_scale_at, keep_up_scale = nearer(address, place, here, SCALE, (I + last) * SCALES, tl.float16, since)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     keep = rows < I
-    gate, gate_scale = _load_weights(weight, scale, rows, keep, 0, H, BLOCK, SUB, GROUP, MASKED, CACHE, EVICT, WHOLE)
-    up, up_scale = _load_weights(weight, scale, rows + I, keep, 0, H, BLOCK, SUB, GROUP, MASKED, CACHE, EVICT, WHOLE)
+    gate, gate_scale = _load_weights(
+        gate_at, gate_scale_at, rows, keep, 0, H, BLOCK, SUB, GROUP, MASKED, CACHE, EVICT, WHOLE
+    )
+    up, up_scale = _load_weights(
+        up_at, up_scale_at, rows + I, keep, 0, H, BLOCK, SUB, GROUP, MASKED, CACHE, EVICT, WHOLE
+    )
     if origin is not None:
-        keep_weights(gate, gate_scale, kept, own, own_scale, rows, keep, 0, H, BLOCK, SUB, GROUP, MASKED, WHOLE)
-        keep_weights(up, up_scale, kept, own, own_scale, rows + I, keep, 0, H, BLOCK, SUB, GROUP, MASKED, WHOLE)
+        keep_weights(
+            gate, gate_scale, keep_gate, keep_gate_scale, own, own_scale, rows, keep, 0, H, BLOCK, SUB, GROUP, MASKED,
+            WHOLE,
+        )  # fmt: skip
+        keep_weights(
+            up, up_scale, keep_up, keep_up_scale, own, own_scale, rows + I, keep, 0, H, BLOCK, SUB, GROUP, MASKED, WHOLE
+        )
     gates = _multiply(gate, gate_scale, low, high, correction, SUB, GROUP, WHOLE, NATIVE)
     ups = _multiply(up, up_scale, low, high, correction, SUB, GROUP, WHOLE, NATIVE)
     for start in tl.range(BLOCK, H if SUB == 0 else H // 2, BLOCK, loop_unroll_factor=4):
         low, high, correction = _load_inputs(x, start, H, BLOCK, SUB, GROUP)
         gate, gate_scale = _load_weights(
-            weight, scale, rows, keep, start, H, BLOCK, SUB, GROUP, MASKED, CACHE, EVICT, WHOLE
+            gate_at, gate_scale_at, rows, keep, start, H, BLOCK, SUB, GROUP, MASKED, CACHE, EVICT, WHOLE
         )
         up, up_scale = _load_weights(
-            weight, scale, rows + I, keep, start, H, BLOCK, SUB, GROUP, MASKED, CACHE, EVICT, WHOLE
+            up_at, up_scale_at, rows + I, keep, start, H, BLOCK, SUB, GROUP, MASKED, CACHE, EVICT, WHOLE
         )
         if origin is not None:
-            keep_weights(gate, gate_scale, kept, own, own_scale, rows, keep, start, H, BLOCK, SUB, GROUP, MASKED, WHOLE)
-            keep_weights(up, up_scale, kept, own, own_scale, rows + I, keep, start, H, BLOCK, SUB, GROUP, MASKED, WHOLE)
+            keep_weights(
+                gate, gate_scale, keep_gate, keep_gate_scale, own, own_scale, rows, keep, start, H, BLOCK, SUB, GROUP,
+                MASKED, WHOLE,
+            )  # fmt: skip
+            keep_weights(
+                up, up_scale, keep_up, keep_up_scale, own, own_scale, rows + I, keep, start, H, BLOCK, SUB, GROUP,
+                MASKED, WHOLE,
+            )  # fmt: skip
         gates = _add(gates, gate, gate_scale, low, high, correction, SUB, GROUP, WHOLE, NATIVE)
         ups = _add(ups, up, up_scale, low, high, correction, SUB, GROUP, WHOLE, NATIVE)
     gate_sum, up_sum = tl.sum(gates, 1), tl.sum(ups, 1)
+    if FOLLOWED and not EARLY:
+        gdc_launch_dependents()  # programs that wait for `act` would keep others off the device while blocks come
     if ELEMENT == tl.int8:
-        gate_scales = tl.load(scale + rows, keep, other=0.0)
-        up_scales = tl.load(scale + I + rows, keep, other=0.0)
+        gate_scales = tl.load(gate_scale_at + rows, keep, other=0.0)
+        up_scales = tl.load(up_scale_at + I + rows, keep, other=0.0)
         if origin is not None:
-            tl.store(own_scale + rows, gate_scales, keep & kept)
-            tl.store(own_scale + I + rows, up_scales, keep & kept)
+            tl.store(own_scale + rows, gate_scales, keep & keep_gate_scale)
+            tl.store(own_scale + I + rows, up_scales, keep & keep_up_scale)
         gate_sum *= gate_scales.to(tl.float32)
         up_sum *= up_scales.to(tl.float32)
     value = gate_sum / (1.0 + tl.exp(-gate_sum)) * up_sum
@@ -170,10 +193,11 @@ def gate_up_row_kernel(
 
 @triton.jit
 def down_row_kernel(
-    act, experts, table, part, origin, target,
+    act, experts, table, part, origin, target, since, stamp,
     H: tl.constexpr, I: tl.constexpr, START: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr,
     ELEMENT: tl.constexpr, SUB: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
     CACHE: tl.constexpr, EVICT: tl.constexpr, OVERLAP: tl.constexpr, NATIVE: tl.constexpr, WHOLE: tl.constexpr,
+    ROUND: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     """part[pair] = down act[pair], for ROWS of it."""
     pair = tl.program_id(1)
@@ -186,16 +210,19 @@ def down_row_kernel(
     else:
         address = read_address(origin, table, expert, pair, NATIVE)
         place = tl.load(target + pair)
-    kept = place != 0
+    here = fetched_bytes(since, stamp, pair, ROUND, PROGRAMS, NATIVE)
+    BYTES: tl.constexpr = (I if SUB == 0 else I // 2) * ELEMENT.primitive_bitwidth // 8  # of a row
+    SCALES: tl.constexpr = 2 * I // GROUP if GROUP != 0 else 0
+    last = (tl.program_id(0) + 1) * ROWS
     own = tl.multiple_of((place + START).to(tl.pointer_type(ELEMENT)), 16)
     own_scale = tl.multiple_of((place + SCALE).to(tl.pointer_type(tl.float16)), 16)
-    weight = tl.multiple_of((address + START).to(tl.pointer_type(ELEMENT)), 16)
-    scale = tl.multiple_of((address + SCALE).to(tl.pointer_type(tl.float16)), 16)
+    weight, kept = nearer(address, place, here, START, last * BYTES, ELEMENT, since)
+    scale, keep_scale = nearer(address, place, here, SCALE, last * SCALES, tl.float16, since)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     keep = rows < H
     tile, scales = _load_weights(weight, scale, rows, keep, 0, I, BLOCK, SUB, GROUP, MASKED, CACHE, EVICT, WHOLE)
     if origin is not None:
-        keep_weights(tile, scales, kept, own, own_scale, rows, keep, 0, I, BLOCK, SUB, GROUP, MASKED, WHOLE)
+        keep_weights(tile, scales, kept, keep_scale, own, own_scale, rows, keep, 0, I, BLOCK, SUB, GROUP, MASKED, WHOLE)
     if OVERLAP:
         gdc_wait()  # act is written from here on
     x = act + pair * I
@@ -207,12 +234,14 @@ def down_row_kernel(
             weight, scale, rows, keep, start, I, BLOCK, SUB, GROUP, MASKED, CACHE, EVICT, WHOLE
         )
         if origin is not None:
-            keep_weights(tile, scales, kept, own, own_scale, rows, keep, start, I, BLOCK, SUB, GROUP, MASKED, WHOLE)
+            keep_weights(
+                tile, scales, kept, keep_scale, own, own_scale, rows, keep, start, I, BLOCK, SUB, GROUP, MASKED, WHOLE
+            )
         totals = _add(totals, tile, scales, low, high, correction, SUB, GROUP, WHOLE, NATIVE)
     total = tl.sum(totals, 1)
     if ELEMENT == tl.int8:
         row_scales = tl.load(scale + rows, keep, other=0.0)
         if origin is not None:
-            tl.store(own_scale + rows, row_scales, keep & kept)
+            tl.store(own_scale + rows, row_scales, keep & keep_scale)
         total *= row_scales.to(tl.float32)
     tl.store(part + pair * H + rows, total, keep)

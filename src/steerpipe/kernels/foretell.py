@@ -12,8 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from steerpipe.core.blocks import GUESSES
+
 PROBABILITY_BITS = 15  # of a word: stamp << 32 | probability << 16 | expert
 SURE = (1 << PROBABILITY_BITS) - 1
+LEAST_PROBABILITY = 0.2  # below it a guess displaces more than it brings
 
 
 @triton.jit
@@ -44,10 +47,34 @@ def _look(
 
 
 @triton.jit
+def _send(
+    named, told, real, now, table, sighted, head, tags, entries, LEAST: tl.constexpr, N: tl.constexpr,
+    N_PAD: tl.constexpr, RING: tl.constexpr, GUESSES: tl.constexpr,
+):  # fmt: skip
+    """Likely experts that are not here take tickets, the likeliest first; a tag for each."""
+    rank = tl.arange(0, N_PAD)
+    # as in the router: one thread says what was read
+    tl.store(entries + rank, tl.load(table + named, mask=rank < N, other=0, volatile=True), mask=rank < N)
+    tl.debug_barrier()
+    absent = tl.load(entries + rank, mask=rank < N, other=0, volatile=True) < 0
+    again = tl.sum(((rank[None, :] < rank[:, None]) & (named[None, :] == named[:, None])).to(tl.int32), 1) > 0
+    wanted = real & absent & (rank < N) & ((told >> 16) >= LEAST) & (again == 0)
+    before = tl.sum(((rank[None, :] < rank[:, None]) & wanted[None, :]).to(tl.int32), 1)
+    taken = tl.load(head)
+    sent = wanted & (before < GUESSES) & (taken + before < tl.atomic_add(sighted, 0, sem="relaxed"))
+    tag = (now << 32) | ((taken + before) % RING << 16) | named
+    tl.store(tags + before, tag, mask=sent)
+    tl.debug_barrier()
+    tl.store(head, taken + tl.sum(sent.to(tl.int64), 0))
+
+
+@triton.jit
 def _foretell(
     logits, hidden, up, up_bias, scale, bias, positions, stamp, forced, words, experts, gates,
+    table, sighted, head, tags, entries,
     E: tl.constexpr, R: tl.constexpr, N: tl.constexpr, K: tl.constexpr, E_PAD: tl.constexpr, R_PAD: tl.constexpr,
-    N_PAD: tl.constexpr, SURE: tl.constexpr, RENORMALISE: tl.constexpr,
+    N_PAD: tl.constexpr, SURE: tl.constexpr, RENORMALISE: tl.constexpr, LEAST: tl.constexpr, RING: tl.constexpr,
+    GUESSES: tl.constexpr, LATER: tl.constexpr,
 ):  # fmt: skip
     expert = tl.arange(0, E_PAD)
     rank = tl.arange(0, N_PAD)
@@ -73,8 +100,11 @@ def _foretell(
     if forced is not None:
         wish = tl.load(forced + rank, mask=rank < N, other=-1)
         told = tl.where(wish >= 0, wish, told)
-        named = told & 0xFFFF
+        named = tl.minimum(told & 0xFFFF, E - 1)
     real = tl.load(positions) >= 0
+    if table is not None:
+        then = tl.load(stamp) + LATER
+        _send(named, told, real, then, table, sighted, head, tags, entries, LEAST, N, N_PAD, RING, GUESSES)
     word = (tl.load(stamp) << 32) | tl.where(real, told, 0).to(tl.int64)
     tl.store(words + rank, word, mask=rank < N, cache_modifier=".wt")
     if experts is not None:
@@ -125,24 +155,47 @@ class Correction:
     up_bias: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """What the likeliest absent experts take tickets of, as a router does; all int64 on the device.
+
+    table [E] is the target layer's; ring, head: slots for guesses; sighted [1]: how many of them a router has seen
+    supplied (router.Guessed); tags [GUESSES]: see `fetch.Fetched`. entries [n] is scratch.
+    `later`: the target layer comes so many steps after this one.
+    """
+
+    table: Tensor
+    ring: Tensor
+    sighted: Tensor
+    head: Tensor
+    tags: Tensor
+    entries: Tensor
+    later: int = 0
+
+
 def foretell(
     logits: Tensor, correction: Correction | None, *, top_k: int, renormalise: bool, scale: Tensor, bias: Tensor,
     positions: Tensor, stamp: Tensor, words: Tensor, forced: Tensor | None = None, experts: Tensor | None = None,
-    gates: Tensor | None = None,
+    gates: Tensor | None = None, sending: Sending | None = None,
 ) -> None:  # fmt: skip
     """logits [1, E] fp32 → words [n] int64 in pinned memory, the likeliest first: stamp << 32 | p << 16 | expert.
 
     p has 15 bits; the probability is sigmoid(scale · margin + bias), with scale and bias [1] fp32 and the margin as
     `predict.calibration` has it. A row at position -1 posts p 0. forced [n] int32: what is said instead (-1: its own).
     experts and gates [1, k] receive the named ones and their softmax weights, for a layer that is not asked itself.
+    sending: experts named with LEAST_PROBABILITY at least that are not here get slots, for `fetch`.
     """
     count, named = logits.shape[1], words.shape[0]
     assert named >= top_k, f"{named} words for {top_k} experts"
     c = correction
     given = (None, None, None) if c is None else (c.hidden, c.up, c.up_bias)
     rank = 1 if c is None else c.up.shape[1]
+    s = sending
+    sent = (None,) * 5 if s is None else (s.table, s.sighted, s.head, s.tags, s.entries)
     _foretell[(1,)](
-        logits, *given, scale, bias, positions, stamp, forced, words, experts, gates,
+        logits, *given, scale, bias, positions, stamp, forced, words, experts, gates, *sent,
         E=count, R=rank, N=named, K=top_k, E_PAD=triton.next_power_of_2(count), R_PAD=triton.next_power_of_2(rank),
-        N_PAD=triton.next_power_of_2(named), SURE=SURE, RENORMALISE=renormalise, num_warps=8,
+        N_PAD=triton.next_power_of_2(named), SURE=SURE, RENORMALISE=renormalise,
+        LEAST=int(LEAST_PROBABILITY * SURE), RING=1 if s is None else len(s.ring), GUESSES=GUESSES,
+        LATER=0 if s is None else s.later, num_warps=8,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from steerpipe.model.attention import AttentionWeights, alike, attend, rows_of, 
 from steerpipe.model.cells import by_cell
 from steerpipe.model.layers import MlpWeights, gated_mlp, rms_norm
 from steerpipe.model.misses import MissDesk, Settled
-from steerpipe.model.moe import MoeWeights, Route, pair_up, route_rows, run_experts, run_shared, worth_keeping
+from steerpipe.model.moe import MoeWeights, Route, route_rows, run_experts, run_shared, worth_keeping
 from steerpipe.model.rope import RopeTable, rotate
 from steerpipe.model.spec import AttentionSpec, ModelSpec, QkNorm
 from steerpipe.model.step import StepRows
@@ -164,14 +164,16 @@ class Decoder:
         settled = Settled(route)
         if watch.misses is not None:
             settled = watch.misses.settle(index, normed.index_select(0, rows.valid), route)
-        run, stand_ins = settled.route, settled.stand_ins
+        run = settled.route
         total = torch.zeros_like(x, dtype=torch.float32)
-        with source.lease(index, list(pair_up(run, stand_ins)), worth_keeping(run, rows.keep_rows)) as lease:
+        with source.lease(index, settled.leased(), worth_keeping(run, rows.keep_rows)) as lease:
             # what is missing is on its way: time for all that needs none of it
             shared = run_shared(normed, weights, rows.cell) if weights.shared is not None else None
             if watch.tap is not None:
                 watch.tap.routed(_probe(index, x, rows, route, shared))
-            total[rows.valid] = run_experts(normed, run, rows.valid, lease, cell=rows.cell, stand_ins=stand_ins)
+            total[rows.valid] = run_experts(
+                normed, run, rows.valid, lease, cell=rows.cell, stand_ins=settled.stand_ins, nearby=settled.nearby
+            )
         if shared is not None:
             total = total + shared.float()
         return total.to(x.dtype)

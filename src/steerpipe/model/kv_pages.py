@@ -5,6 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from steerpipe.core.pages import PageCounts, PageShape
 from steerpipe.model.kv_cache import KvPool, _Block
 
 
@@ -16,6 +17,15 @@ class Pages(Protocol):
         ...
 
     def give_back(self, page: int) -> None: ...
+
+
+class Lender(Pages, Protocol):
+    """Who lends the pages, and says what has become of them."""
+
+    @property
+    def shape(self) -> PageShape: ...
+
+    def counts(self) -> PageCounts: ...
 
 
 @dataclass(slots=True)

@@ -9,15 +9,22 @@ from typing import Protocol
 from torch import Tensor
 
 from steerpipe.core.ids import SequenceId
-from steerpipe.model.moe import Route, StandIns
+from steerpipe.model.moe import Nearby, Route, StandIns, pair_up
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The route that runs, and what stands in for some of its pairs; an expert with no other pair is not leased."""
+    """The route that runs; what stands in for some of its pairs; and who is computed elsewhere and not leased, like an
+    expert all of whose pairs have stand-ins."""
 
     route: Route
     stand_ins: StandIns | None = None
+    nearby: Nearby | None = None
+
+    def leased(self) -> list[int]:
+        """Who is to be leased."""
+        near = () if self.nearby is None else self.nearby.experts
+        return [expert for expert in pair_up(self.route, self.stand_ins) if expert not in near]
 
 
 class MissDesk(Protocol):

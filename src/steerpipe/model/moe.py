@@ -3,8 +3,9 @@
 R rows (padded), V valid rows, k experts per row, E experts, H hidden.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -39,6 +40,21 @@ class StandIns:
     vectors: Tensor  # [pairs, H]
 
 
+class Nearby(Protocol):
+    """Experts of one layer that the CPU computes where they lie. They stay there until each was computed."""
+
+    @property
+    def experts(self) -> Collection[int]: ...
+
+    def compute(self, expert: int, x: Tensor) -> Tensor:
+        """x: [n, H] on the CPU → [n, H]. An expert may be asked for several times, one after the other."""
+        ...
+
+    def let_go(self) -> None:
+        """All of them may leave. Twice is once."""
+        ...
+
+
 def route_rows(x: Tensor, router: Tensor, spec: MoeSpec, valid: Tensor, cell: int) -> Route:
     """x: [R, H] → the router's choice for the rows in `valid` [V]."""
     probabilities = by_cell(lambda rows: F.linear(rows.float(), router).softmax(-1), x, cell=cell)  # [R, E]
@@ -65,13 +81,18 @@ def worth_keeping(route: Route, keep_rows: int) -> set[int] | None:
 
 
 def run_experts(
-    x: Tensor, route: Route, valid: Tensor, lease: Lease, *, cell: int, stand_ins: StandIns | None = None
-) -> Tensor:
+    x: Tensor, route: Route, valid: Tensor, lease: Lease, *, cell: int, stand_ins: StandIns | None = None,
+    nearby: Nearby | None = None,
+) -> Tensor:  # fmt: skip
     """Sum of gate · expert(row) over the routed experts, for each valid row: [V, H], fp32."""
     pairs_of = pair_up(route, stand_ins)
     work = _PairWork(x, valid, route.experts.shape[1], cell)
     if stand_ins is not None:
         work.part[list(stand_ins.pairs)] = stand_ins.vectors.to(x.dtype)
+    if nearby is not None:  # first: the others are on their way meanwhile
+        for expert in nearby.experts:
+            work.run_nearby(nearby, expert, pairs_of[expert])
+        nearby.let_go()
     for wave in lease.waves():
         if wave.experts:
             work.run([(wave.table[expert], pairs_of[expert]) for expert in wave.experts])
@@ -92,14 +113,27 @@ class _PairWork:
         self.part = x.new_empty(len(self._rows), x.shape[1])  # one output per pair; the last is of padding
 
     def run(self, wave: Sequence[tuple[ExpertWeights, list[int]]]) -> None:
-        cell, nowhere = self._cell, len(self._rows) - 1
-        cells = [(weights, pairs[at : at + cell]) for weights, pairs in wave for at in range(0, len(pairs), cell)]
-        pairs = [pair for _, own in cells for pair in (*own, *(nowhere,) * (cell - len(own)))]
-        rows = self._x.index_select(0, self._index([self._rows[pair] for pair in pairs]))  # [cells · cell, H]
+        cell = self._cell
+        cells = [(weights, own) for weights, pairs in wave for own in self._cells(pairs)]
+        pairs = [pair for _, own in cells for pair in own]
+        rows = self._gather(pairs)  # [cells · cell, H]
         inner = [F.linear(r, w.gate_up, w.gate_up_bias) for r, (w, _) in zip(rows.split(cell), cells, strict=True)]
         hidden = gated_activation(torch.cat(inner))  # [cells · cell, I]
         outer = [F.linear(h, w.down, w.down_bias) for h, (w, _) in zip(hidden.split(cell), cells, strict=True)]
         self.part.index_copy_(0, self._index(pairs), torch.cat(outer))
+
+    def run_nearby(self, nearby: Nearby, expert: int, pairs: list[int]) -> None:
+        for own in self._cells(pairs):
+            self.part.index_copy_(0, self._index(own), nearby.compute(expert, self._gather(own)))
+
+    def _cells(self, pairs: list[int]) -> list[list[int]]:
+        """Cut to cells; the last is filled up with the pair that pads."""
+        cell, nowhere = self._cell, len(self._rows) - 1
+        cut = [pairs[at : at + cell] for at in range(0, len(pairs), cell)]
+        return [own + [nowhere] * (cell - len(own)) for own in cut]
+
+    def _gather(self, pairs: list[int]) -> Tensor:
+        return self._x.index_select(0, self._index([self._rows[pair] for pair in pairs]))
 
     def _index(self, places: list[int]) -> Tensor:
         return torch.tensor(places, device=self._x.device)

@@ -1,4 +1,4 @@
-"""What a turn of a chat comes to: the words of its answer, and how it went."""
+"""A turn of a chat: what is asked, the words of its answer, and how it went."""
 
 import queue
 from dataclasses import dataclass
@@ -6,6 +6,9 @@ from typing import Self, TypeAlias
 
 from steerpipe.core.cover import Covered
 from steerpipe.core.events import FinishReason
+from steerpipe.core.ids import SequenceId
+from steerpipe.engine.request import Opening
+from steerpipe.runtime.drafts import Warmth
 from steerpipe.transfer.counters import LadderCounters
 
 
@@ -26,6 +29,43 @@ class TurnReport:
 
 
 Words: TypeAlias = queue.SimpleQueue[str | TurnReport | Exception]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """How the answer to a text begins. One value, put in its place whole: the front reads it without a lock."""
+
+    turn: int  # Enters and resets that the engine's thread had obeyed
+    text: str
+    opening: Opening
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Enter. Times are `time.perf_counter`."""
+
+    text: str
+    words: Words
+    entered: float
+    opening: Opening | None = None  # was told at once
+    first: float = 0.0  # when that was
+
+
+@dataclass(slots=True)
+class Turn:
+    """The answer that is being given."""
+
+    sequence: SequenceId
+    asked: Asked
+    warmth: Warmth
+    experts: LadderCounters | None
+    first: float  # when its first token was told; 0: not yet
+
+    @property
+    def ahead_tokens(self) -> int:
+        """That were there at Enter."""
+        told = 0 if self.asked.opening is None else len(self.asked.opening.events)
+        return max(told, self.warmth.speculated_tokens)
 
 
 class Answer:

@@ -7,7 +7,6 @@ made good where an expert comes in time. Behind the last covered token every mis
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from steerpipe.core.config import EngineConfig
 from steerpipe.core.cover import AUTO, MOST_AUTO_TOKENS, Covered
 from steerpipe.core.errors import ConfigError
 from steerpipe.core.ids import ExpertId, SequenceId
-from steerpipe.core.protocols import ExpertWeights
 from steerpipe.core.quality import OF_A_LAYER, Allowance, Dial, MissPolicy, QualityPlan
 from steerpipe.model.misses import Settled
 from steerpipe.model.moe import Route
@@ -68,8 +66,8 @@ class _CoverShelf:
     def send_for(self, layer: int, ranks: Mapping[int, int]) -> int:
         return self._shelf.send_for(layer, ranks)
 
-    def borrow(self, expert: ExpertId) -> AbstractContextManager[ExpertWeights | None]:
-        return self._shelf.borrow(expert)
+    def compute(self, expert: ExpertId, x: Tensor) -> Tensor | None:
+        return self._shelf.compute(expert, x)
 
 
 class CoverDesk:
@@ -83,6 +81,7 @@ class CoverDesk:
         """`span` None: as many tokens as the transfers of what the first one misses take (`covering_tokens`)."""
         self._shelf = _CoverShelf(shelf)
         self._desk = Substitutes(plan, self._shelf, moe_layers, defaults, allowance=allowance)
+        self._last_layer = moe_layers[-1]
         self._calibrated = allowance is not None
         self._span = span
         self._block_seconds = block_seconds
@@ -108,6 +107,10 @@ class CoverDesk:
         return any(rows) and self._desk.begin(covered, decode=True)
 
     def settle(self, layer: int, x: Tensor, route: Route) -> Settled:
+        if layer == self._last_layer:  # a token that failed before is decoded again, and covered again
+            for answer in self._shelf.rows:
+                if answer is not None:
+                    answer.tokens += 1
         return self._desk.settle(layer, x, route)
 
     def mend(self, layer: int) -> Tensor | None:
@@ -124,7 +127,6 @@ class CoverDesk:
             answer.span = covering_tokens(len(answer.missed), self._block_seconds(), now - answer.began)
         if answer.span is not None and answer.tokens >= answer.span:
             return None
-        answer.tokens += 1
         return answer
 
 

@@ -1,8 +1,9 @@
 """Moves the experts that an answer is likely to begin with, while its prompt is still being typed."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +14,43 @@ from steerpipe.model.spec import ModelSpec
 from steerpipe.predict.openings import FIRST_TOKENS, OpeningTable, find_openings
 from steerpipe.runtime.draft_plan import OpeningPlan, plan_opening, plan_promotion
 from steerpipe.runtime.draft_routing import DraftRouting, Routing
-from steerpipe.store.policies import Lfru
-from steerpipe.transfer.source import LadderSource
+from steerpipe.store.policies import Lfru, Policy
+from steerpipe.transfer.promotion import Promotion
 
 MOST_IN_FLIGHT = 16  # a slot is emptied when its transfer begins: Enter may come before it ends
+
+
+class Moving(Protocol):
+    """See `transfer.anticipation.Anticipation`."""
+
+    def expect(self, wanted: Sequence[ExpertId], keep: Iterable[ExpertId]) -> int: ...
+
+    @property
+    def bytes_in_flight(self) -> int: ...
+
+
+class Foreseen(Protocol):
+    """A source whose experts come and go, on a CPU or a GPU."""
+
+    @property
+    def experts(self) -> tuple[ExpertId, ...]: ...
+
+    @property
+    def policy(self) -> Policy: ...
+
+    @property
+    def residents(self) -> list[ExpertId]: ...
+
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def tokens(self) -> float: ...
+
+    @property
+    def promotion(self) -> Promotion | None: ...
+
+    def anticipation(self) -> Moving: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +63,9 @@ class Readiness:
 
 
 class DraftForecast:
-    """One for a ladder on the CPU. Engine's thread; never waits."""
+    """One for a ladder. Engine's thread; never waits."""
 
-    def __init__(self, source: LadderSource, table: OpeningTable, routing: DraftRouting) -> None:
+    def __init__(self, source: Foreseen, table: OpeningTable, routing: DraftRouting) -> None:
         self.moves = self.promotes = True  # into slots, and from the disk into RAM
         self.table = table
         self.routing = routing
@@ -87,6 +121,10 @@ class DraftForecast:
             self._source.promotion.expect(())
 
     @property
+    def bytes_in_flight(self) -> int:
+        return self._moving.bytes_in_flight
+
+    @property
     def readiness(self) -> Readiness:
         if self._plan is None:
             return Readiness(0, 0, 0)
@@ -104,7 +142,7 @@ class DraftForecast:
         return [self._source.experts[number] for number in numbers.tolist()]
 
 
-def draft_forecast(spec: ModelSpec, folder: Path, source: LadderSource) -> DraftForecast | None:
+def draft_forecast(spec: ModelSpec, folder: Path, source: Foreseen) -> DraftForecast | None:
     """For a model whose layers have equally many experts; None for another."""
     layers = spec.moe_layers
     counts = {spec.moe(layer).experts for layer in layers}

@@ -8,7 +8,6 @@ from steerpipe.intake.guess import Guesser, token_shares
 from steerpipe.intake.ngram import CharacterModel
 from steerpipe.intake.pauses import FORECAST
 from steerpipe.intake.person import PersonalModel
-from steerpipe.model.cells import CELL
 from steerpipe.runtime.draft_forecast import DraftForecast, Readiness
 from steerpipe.runtime.draft_routing import Routing
 from steerpipe.runtime.draft_session import Cell, DraftSession, DraftWork
@@ -47,7 +46,9 @@ class DraftForesight:
             self._forecast.go_on()
             return
         draft.foreseen = seen
-        self._forecast.expect(draft.routing.values(), self._tail(draft), CELL * len(draft.routing))
+        known = [(filled.routing, filled.tokens) for filled in draft.filled.values() if filled.routing is not None]
+        routed, tokens = [routing for routing, _ in known], sum(count for _, count in known)
+        self._forecast.expect(routed, self._tail(draft), tokens)
 
     def next_wake(self, now: float) -> float | None:
         draft = self._latest
@@ -59,6 +60,10 @@ class DraftForesight:
 
     def readiness(self, draft: DraftSession) -> Readiness:
         return self._forecast.readiness if draft is self._latest else Readiness(0, 0, 0)
+
+    @property
+    def bytes_in_flight(self) -> int:
+        return self._forecast.bytes_in_flight
 
     def ended(self, draft: DraftSession, *, sent: bool) -> None:
         """Only what was sent teaches anything, and promotes nothing more; what was given up takes its transfers with

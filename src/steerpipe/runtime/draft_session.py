@@ -16,6 +16,7 @@ from steerpipe.runtime.draft_routing import Routing
 
 DraftId = NewType("DraftId", int)
 AHEAD_TOKENS = 8  # of an answer that is begun in a pause
+PART_TOKENS = 4  # of a cell that is not complete are worth a step: what is left at Enter uses fewer experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +32,36 @@ class DraftWork:
 
 
 @dataclass(frozen=True, slots=True)
+class Warmth:
+    """How well a draft is prepared for Enter. Tokens are of the whole prompt, the turns before included."""
+
+    typed_tokens: int  # as the text stands; estimated where more than a thousand characters of it are not stable
+    stable_tokens: int  # of them, those that nothing typed at the end can change
+    prefilled_tokens: int
+    experts_ready: int  # of those that the answer's first tokens are expected to use
+    experts_expected: int
+    bytes_in_flight: int
+    speculated_tokens: int  # of the answer, if Enter comes now
+    saved_seconds: float  # spent on what is still good: what Enter would have to wait for otherwise
+    too_long: bool = False  # for the context, by far: nothing is done for it
+    crowded: bool = False  # other drafts hold the room: nothing more is computed of it until there is some
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
-    """A request for the tokens up to the end of one cell."""
+    """A request for the tokens up to the end of one cell, or so far as they are known."""
 
     sequence: SequenceId
     ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What came of one."""
+
+    tokens: int
+    seconds: float
+    routing: Routing | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +84,16 @@ class DraftSession:
     prefix: StablePrefix
     base: int  # tokens that were computed before the draft was opened: not its own
     most_characters: int  # of a text that is worked on: more cannot fit into the context
+    parts: bool  # of a cell are computed too
     typed: Draft = field(default_factory=Draft)
-    computed: tuple[int, ...] = ()  # tokens whose keys and values are kept, in whole cells
-    seconds: dict[int, float] = field(default_factory=dict)  # what each of its own cells took, by its last position
-    routing: dict[int, Routing] = field(default_factory=dict)  # and where it was routed
+    computed: tuple[int, ...] = ()  # tokens whose keys and values are kept
+    filled: dict[int, Filled] = field(default_factory=dict)  # its own cells, and parts of one, by where they end
     foreseen: tuple[int, int] | None = None  # version of the text, and tokens computed, at the last forecast
     filling: Cell | None = None
     begun: BegunAnswer | None = None
     failed: bool = False  # nothing more is tried until the text changes
     changed: bool = False  # since an answer was begun
+    crowded: bool = False  # there was no room for more of it beside other drafts
     last_seconds: float = 0.0
     followed: int = 0  # version of the text that `prefix` knows
     counted: tuple[tuple[int, int], int] | None = None  # tokens of the tail, of this version and these stable tokens
@@ -74,7 +101,7 @@ class DraftSession:
     def apply(self, edit: DraftEdit) -> None:
         """To the text alone: `follow` is due. Raises RequestError as `Draft.apply` does."""
         self.typed.apply(edit)
-        self.failed = False
+        self.failed = self.crowded = False
         self.changed = True
         self.last_seconds = edit.seconds
 
@@ -91,9 +118,12 @@ class DraftSession:
 
     @property
     def next_cell(self) -> int | None:
-        """Where the next cell ends that can be computed; None: there is none."""
-        end = len(self.computed) + CELL
-        return None if self.failed or end > len(self.prefix) else end
+        """Where the next cell ends that can be computed, or the part of it that is known; None: there is none."""
+        done = len(self.computed)
+        end = min(done // CELL * CELL + CELL, len(self.prefix))
+        whole = end % CELL == 0 and end > done
+        part = self.parts and end - done >= PART_TOKENS
+        return end if (whole or part) and not self.failed else None
 
     @property
     def may_begin(self) -> bool:
@@ -109,13 +139,10 @@ class DraftSession:
 
     def fill(self, cell: Cell, seconds: float, routing: Routing | None) -> None:
         """A cell has been computed."""
+        self.filled[len(cell.ids)] = Filled(len(cell.ids) - len(self.computed), seconds, routing)
         self.computed = cell.ids
-        self.seconds[len(cell.ids)] = seconds
-        if routing is not None:
-            self.routing[len(cell.ids)] = routing
 
     def forget_from(self, length: int) -> None:
         """Only the first `length` tokens are as they were computed."""
-        self.computed = self.computed[: length // CELL * CELL]
-        self.seconds = {end: spent for end, spent in self.seconds.items() if end <= len(self.computed)}
-        self.routing = {end: routed for end, routed in self.routing.items() if end <= len(self.computed)}
+        self.computed = self.computed[:length]
+        self.filled = {end: filled for end, filled in self.filled.items() if end <= len(self.computed)}

@@ -5,7 +5,6 @@ from steerpipe.core.sampling import SamplingSettings
 from steerpipe.engine.engine import Engine
 from steerpipe.engine.request import Request
 from steerpipe.engine.tokenizer import ChatMessage, TextCodec
-from steerpipe.model.cells import CELL
 from steerpipe.runtime.draft_foresight import DraftForesight
 from steerpipe.runtime.draft_session import BegunAnswer, Cell, DraftSession, DraftWork
 from steerpipe.runtime.prompts import encode_prompt, is_chat
@@ -23,11 +22,13 @@ class DraftWorker:
     def start(self, draft: DraftSession, now: float) -> bool:
         """The draft's next piece of work; False: there is none now."""
         try:
-            if self._work.prefill and draft.next_cell is not None:
-                return self._fill(draft, draft.next_cell)
+            end = draft.next_cell if self._work.prefill else None
+            if end is not None:
+                return self._has_room(draft, end) and self._fill(draft, end)
             if draft.settings is not None and self.begins(draft) is not None:
                 free = now >= draft.pause_ends and not self._engine.answering  # the text is encoded here
-                return free and self._begin(draft, draft.settings)
+                most = len(draft.prefix) + self._work.ahead_tokens
+                return free and self._has_room(draft, most) and self._begin(draft, draft.settings)
         except SteerpipeError:  # longer than the context, say: Enter will tell
             draft.failed = True
         return False
@@ -45,8 +46,8 @@ class DraftWorker:
             begun = self._engine.prepared(draft.begun.sequence)
             if begun is not None and not begun.done:
                 return False
-            if begun is None:
-                draft.begun = None
+            if begun is None:  # somebody needed its room
+                self.drop_begun(draft)
                 draft.failed = True
         return draft.filling is None
 
@@ -65,7 +66,7 @@ class DraftWorker:
             self._drop_cell(draft, draft.filling)
         if kept < len(draft.computed):
             before = draft.computed
-            draft.forget_from(kept)
+            draft.forget_from(self._engine.prefixes.usable(kept))
             self._engine.prefixes.cut(draft.scope, before, len(draft.computed))
 
     def abandon(self, draft: DraftSession) -> None:
@@ -81,7 +82,13 @@ class DraftWorker:
 
     def kept(self, draft: DraftSession) -> int:
         """How many of its computed tokens are there still: who needed the room may have taken it."""
-        return self._engine.prefixes.shared(draft.scope, draft.computed) // CELL * CELL
+        prefixes = self._engine.prefixes
+        return prefixes.usable(prefixes.shared(draft.scope, draft.computed))
+
+    def _has_room(self, draft: DraftSession, length: int) -> bool:
+        """Beside what was computed of other drafts."""
+        draft.crowded = not self._engine.prefixes.may_grow(draft.scope, draft.computed, length)
+        return not draft.crowded
 
     def _fill(self, draft: DraftSession, end: int) -> bool:
         """Up to `end`; what is not there any more is computed with it, in one go: cell by cell, drafts that have no

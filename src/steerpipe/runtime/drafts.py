@@ -8,19 +8,18 @@ scope, take turns. What is typed lives in memory until the draft ends, and nowhe
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from steerpipe.core.errors import RequestError
 from steerpipe.core.ids import SequenceId
 from steerpipe.core.sampling import SamplingSettings
 from steerpipe.engine.engine import Engine
-from steerpipe.engine.request import Request
+from steerpipe.engine.request import Opening, Promise, Request
 from steerpipe.engine.tokenizer import ChatMessage, TextCodec
 from steerpipe.intake.edits import DraftEdit
-from steerpipe.model.cells import CELL
+from steerpipe.runtime.draft_crowd import DraftCrowd
 from steerpipe.runtime.draft_forecast import Readiness
 from steerpipe.runtime.draft_foresight import DraftForesight
-from steerpipe.runtime.draft_session import DraftId, DraftSession, DraftWork
+from steerpipe.runtime.draft_session import DraftId, DraftSession, DraftWork, Warmth
 from steerpipe.runtime.draft_turns import DraftTurns
 from steerpipe.runtime.draft_work import DraftWorker
 from steerpipe.runtime.typed import TypedPrompts
@@ -32,28 +31,16 @@ _COUNTED_TAIL = 1024  # characters of an unstable end whose tokens are counted; 
 _USUAL_CHARACTERS = 4  # of a token, for that
 
 
-@dataclass(frozen=True, slots=True)
-class Warmth:
-    """How well a draft is prepared for Enter. Tokens are of the whole prompt, the turns before included."""
-
-    typed_tokens: int  # as the text stands; estimated where more than a thousand characters of it are not stable
-    stable_tokens: int  # of them, those that nothing typed at the end can change
-    prefilled_tokens: int
-    experts_ready: int  # of those that the answer's first tokens are expected to use
-    experts_expected: int
-    bytes_in_flight: int
-    speculated_tokens: int  # of the answer, if Enter comes now
-    saved_seconds: float  # spent on what is still good: what Enter would have to wait for otherwise
-    too_long: bool = False  # for the context, by far: nothing is done for it
-
-
 class Drafts:
     """Engine's thread only. Times of edits and `now` are seconds on one clock, whichever that is."""
 
     def __init__(
-        self, engine: Engine, codec: TextCodec, work: DraftWork | None = None, foresight: DraftForesight | None = None
-    ) -> None:
-        """`foresight` moves experts; None: none are moved. `Pipeline.drafts` makes one of each."""
+        self, engine: Engine, codec: TextCodec, work: DraftWork | None = None, foresight: DraftForesight | None = None,
+        *, parts: bool = True,
+    ) -> None:  # fmt: skip
+        """`foresight` moves experts; None: none are moved. `parts`: of a cell are computed, where that changes no bit.
+        `Pipeline.drafts` knows all of them.
+        """
         self._engine = engine
         self._foresight = foresight
         self._worker = DraftWorker(engine, codec, work or DraftWork(), foresight)
@@ -61,10 +48,12 @@ class Drafts:
         self._ids = itertools.count()
         self._open: dict[DraftId, DraftSession] = {}
         self._restless: dict[DraftId, DraftSession] = {}  # those for whom there is, or will be, something to do
+        self._crowd = DraftCrowd(engine.prefixes.pool)
         self._served: DraftSession | None = None  # whose work the engine has
         self._reading = DraftTurns()
         self._turns = DraftTurns()
         self._now = 0.0  # of the last `tend`
+        engine.prefixes.parts = parts
         engine.prefixes.typed = lambda: [(draft.scope, draft.computed) for draft in self._open.values()]
 
     def __len__(self) -> int:
@@ -79,10 +68,11 @@ class Drafts:
         """
         history = tuple(messages)
         prefix = self._prompts.begin(history)
-        kept = self._engine.prefixes.shared(scope, prefix.ids) // CELL * CELL
+        prefixes = self._engine.prefixes
+        kept = prefixes.usable(prefixes.shared(scope, prefix.ids))
         draft = DraftSession(
             DraftId(next(self._ids)), scope, history, settings, batched, prefix, base=kept, computed=prefix.ids[:kept],
-            most_characters=_TOKEN_CHARACTERS * self._engine.max_context,
+            most_characters=_TOKEN_CHARACTERS * self._engine.max_context, parts=prefixes.parts,
         )  # fmt: skip
         self._open[draft.id] = self._restless[draft.id] = draft
         return draft.id
@@ -110,22 +100,31 @@ class Drafts:
             self._read()
         if self._served is not None:
             return
+        self._restless |= self._crowd.called()
         for draft in sorted(self._restless.values(), key=self._turns.rank):
             if self._worker.start(draft, now):
                 self._served = draft
                 self._turns.take(draft)
                 return
-            if not draft.prefix.behind and self._worker.begins(draft) is None:
-                del self._restless[draft.id]  # until it is typed in
+            if draft.crowded:
+                self._crowd.add(draft)
+            if not draft.prefix.behind and (draft.crowded or self._worker.begins(draft) is None):
+                del self._restless[draft.id]  # until it is typed in, or there is room
 
     def next_wake(self) -> float | None:
         """When `tend` has something to do though nothing happens until then: a pause is long enough, or text waits to
         be looked at (then at once). None: never.
         """
         times = [-1.0 if d.prefix.behind else self._worker.begins(d) for d in self._restless.values()]
+        times.append(-1.0 if self._crowd.hopeful else None)
         if self._foresight is not None:
             times.append(self._foresight.next_wake(self._now))
         return min((time for time in times if time is not None), default=None)
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Of experts that are moved for drafts."""
+        return 0 if self._foresight is None else self._foresight.bytes_in_flight
 
     def text(self, draft_id: DraftId) -> str:
         return self._find(draft_id).typed.text
@@ -145,18 +144,33 @@ class Drafts:
             experts_expected=ready.expected,
             bytes_in_flight=ready.bytes_in_flight,
             speculated_tokens=0 if begun is None else begun.tokens,
-            saved_seconds=sum(spent for end, spent in draft.seconds.items() if end <= kept)
+            saved_seconds=sum(filled.seconds for end, filled in draft.filled.items() if end <= kept)
             + (0.0 if begun is None else begun.seconds),
             too_long=draft.too_long,
+            crowded=draft.crowded,
         )
 
+    @property
+    def served(self) -> DraftId | None:
+        """Whose work the engine has."""
+        return None if self._served is None else self._served.id
+
+    def opening(self, draft_id: DraftId) -> Opening | None:
+        """The first tokens of the answer if Enter comes now, for another thread or process to tell without waiting for
+        this one. None: there are none.
+        """
+        begun = self._find(draft_id).begun
+        return None if begun is None else self._engine.opening(begun.sequence)
+
     def submit(
-        self, draft_id: DraftId, *, settings: SamplingSettings | None = None, request: Request | None = None
-    ) -> SequenceId:
+        self, draft_id: DraftId, *, settings: SamplingSettings | None = None, request: Request | None = None,
+        promise: Promise | None = None,
+    ) -> SequenceId:  # fmt: skip
         """Enter: the draft becomes a request, and `Engine.step` tells its tokens, those that are there already at once.
 
         `settings`: None for those that the draft was opened with. `request`: the same, made elsewhere; then the text is
-        not encoded here. The draft is closed, unless RequestError is raised: then it stays open.
+        not encoded here. `promise`: of an `opening` with that request, whose tokens have been told. The draft is
+        closed, unless RequestError is raised: then it stays open.
         """
         draft = self._find(draft_id)
         if request is None:
@@ -165,11 +179,11 @@ class Drafts:
                 raise RequestError("the draft has no sampling settings", fix="give them when it is opened or submitted")
             request = self._worker.request(draft, chosen, draft.batched)
         begun = draft.begun
-        if begun is not None and begun.request == request and self._engine.claim(begun.sequence):
+        if begun is not None and begun.request == request and self._engine.claim(begun.sequence, promise):
             draft.begun = None
             sequence = begun.sequence
         else:
-            sequence = self._engine.submit(request)
+            sequence = self._engine.submit(request, promise)
         self._worker.abandon(draft)
         self._forget(draft, sent=True)
         return sequence
@@ -228,5 +242,6 @@ class Drafts:
             self._foresight.ended(draft, sent=sent)
         del self._open[draft.id]
         self._restless.pop(draft.id, None)
+        self._restless |= self._crowd.called(ended=draft)
         if self._served is draft:
             self._served = None

@@ -7,14 +7,15 @@ import torch
 
 from steerpipe.core.budget import ExpertBudget, ExpertFacts, plan_budget
 from steerpipe.core.budget_cuda import plan_cuda_budget
-from steerpipe.core.budget_shared import plan_shared_budget
+from steerpipe.core.budget_shared import plan_shared_budget, plan_shared_cuda_budget
 from steerpipe.core.config import SHARED, EngineConfig
 from steerpipe.core.ids import ExpertId
 from steerpipe.core.protocols import ExpertSource
 from steerpipe.core.resolve import Facts, ResolvedConfig
 from steerpipe.model.kv_cache import KvPool
-from steerpipe.model.kv_pages import PagedKvPool
+from steerpipe.model.kv_pages import Lender, PagedKvPool
 from steerpipe.model.spec import ModelSpec
+from steerpipe.runtime.draft_forecast import Foreseen
 from steerpipe.store.progress import Progress, silent
 from steerpipe.store.reader import Pack
 from steerpipe.store.resident import ResidentExperts
@@ -25,12 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from steerpipe.core.blocks import BlockSource
+    from steerpipe.runtime.substitutes import NearbyExperts, Shelf
     from steerpipe.store.policies import Policy
 
 Source = TypeVar("Source")
 
 
-class Ladder(Protocol):
+class Ladder(Foreseen, Protocol):
     """What a LadderSource and a CudaSource have in common: counts, something learnt, and an end."""
 
     @property
@@ -47,7 +49,20 @@ class Ladder(Protocol):
     @property
     def tokens(self) -> float: ...
 
+    @property
+    def lender(self) -> Lender | None:
+        """Of the pages that the slots lie in; None where keys and values have memory of their own."""
+        ...
+
     def warm(self, experts: "Iterable[ExpertId]") -> int: ...
+
+    def impatient(self) -> "Shelf":
+        """The same experts for whoever does not wait for them."""
+        ...
+
+    def nearby(self) -> "NearbyExperts | None":
+        """Experts that the CPU can compute where they lie; None: there are none."""
+        ...
 
     def counters(self) -> LadderCounters: ...
 
@@ -67,10 +82,12 @@ def settle_budget(config: EngineConfig, resolved: ResolvedConfig, facts: Facts, 
     """What the experts get of the memory that dense weights and the KV cache leave."""
     dense_bytes = facts.resident_parameters * getattr(torch, resolved.dtype).itemsize
     if config.kv_memory == SHARED:
-        block_bytes = resolved.kv_memory_bytes // resolved.kv_blocks
-        return plan_shared_budget(
-            config, experts, resolved.kv_blocks, block_bytes, facts.free_ram_bytes - dense_bytes
-        )  # fmt: skip
+        blocks, block_bytes = resolved.kv_blocks, resolved.kv_memory_bytes // resolved.kv_blocks
+        if resolved.device == "cuda":
+            return plan_shared_cuda_budget(
+                config, experts, blocks, block_bytes, facts.free_cuda_bytes - dense_bytes, facts.free_ram_bytes
+            )
+        return plan_shared_budget(config, experts, blocks, block_bytes, facts.free_ram_bytes - dense_bytes)
     taken = resolved.kv_memory_bytes + dense_bytes
     if resolved.device == "cuda":
         return plan_cuda_budget(config, experts, facts.free_cuda_bytes - taken, facts.free_ram_bytes)
@@ -99,19 +116,22 @@ def open_experts(
 
 
 def open_kv(
-    spec: ModelSpec, resolved: ResolvedConfig, dtype: torch.dtype, device: torch.device, source: ExpertSource | None
+    spec: ModelSpec, resolved: ResolvedConfig, dtype: torch.dtype, device: torch.device, ladder: Ladder | None
 ) -> KvPool:
-    """Memory of its own, allocated as it is needed; or the pages of `source`, where it lends such."""
-    lender = source.lender if isinstance(source, LadderSource) else None
+    """Memory of its own, allocated as it is needed; or the pages of `ladder`, where it lends such."""
+    lender = None if ladder is None else ladder.lender
     if lender is None:
         return KvPool(spec, dtype, device, resolved.kv_blocks)
     return PagedKvPool(spec, dtype, device, resolved.kv_blocks, pages=lender, page_blocks=lender.shape.blocks)
 
 
 def open_blocks(
-    pack: Pack, budget: ExpertBudget, policy: str, device: torch.device, progress: Progress | None
-) -> "Opened[BlockSource]":
-    """Slots on the GPU over page-locked and other RAM and the disk; what fits in RAM is read now."""
+    pack: Pack, budget: ExpertBudget, policy: str, device: torch.device, progress: Progress | None, *,
+    lossy: bool = False,
+) -> "Opened[BlockSource]":  # fmt: skip
+    """Slots on the GPU over page-locked and other RAM and the disk; what fits in RAM is read now. `lossy`: the host
+    answers for what is missing, so no row reads it by itself.
+    """
     from steerpipe.model.gpu.experts import NoBlocks  # Triton, and the CUDA driver: only where there is a GPU
     from steerpipe.model.gpu.limits import check_model
     from steerpipe.transfer.cuda.source import CudaSource
@@ -122,5 +142,6 @@ def open_blocks(
     ladder = CudaSource.open(
         pack, slots=budget.slots, device=device, pinned_bytes=budget.pinned_bytes,
         ram_bytes=budget.ram_bytes - budget.pinned_bytes, policy=policy, pace=budget.pace, progress=progress or silent,
+        plan=budget.pages, direct=False if lossy else None,
     )  # fmt: skip
     return Opened(ladder, ladder)

@@ -28,7 +28,7 @@ def memory_rows(
         MemoryRow("dense weights", fast, facts.resident_parameters * ITEM_BYTES[config.dtype], config.dtype),
     ]
     if budget.pages is not None:
-        rows.append(_shared(budget.pages, config.kv_memory_bytes, budget.reason))
+        rows.append(_shared(budget.pages, config.kv_memory_bytes, budget.reason, fast))
     else:
         rows.append(MemoryRow("keys and values, at most", fast, config.kv_memory_bytes, kv_why))
     if experts.experts and budget.pages is None:
@@ -43,12 +43,11 @@ def memory_rows(
     return tuple(rows)
 
 
-def _shared(plan: PagePlan, kv_bytes: int, reason: str) -> MemoryRow:
-    """On a CPU."""
+def _shared(plan: PagePlan, kv_bytes: int, reason: str, where: str) -> MemoryRow:
     shape = plan.shape
     each = f"{format_bytes(shape.page_bytes)}: {shape.slots} experts, or {shape.blocks * KV_BLOCK_TOKENS} tokens"
     why = f"{plan.pages} pages of {each}; keys and values take at most {format_bytes(kv_bytes)}: {reason}"
-    return MemoryRow("experts, and keys and values", "RAM", plan.total_bytes, why)
+    return MemoryRow("experts, and keys and values", where, plan.total_bytes, why)
 
 
 def _behind(budget: ExpertBudget, block_bytes: int) -> Iterator[MemoryRow]:

@@ -33,8 +33,9 @@ from steerpipe.model.weights import ModelWeights, build_weights
 from steerpipe.predict.reuse import ReuseForecast
 from steerpipe.runtime.answer import Answer, AnswerDesk
 from steerpipe.runtime.cover import CoverDesk, check_cover, open_cover
-from steerpipe.runtime.draft_forecast import DraftForecast, draft_forecast
+from steerpipe.runtime.draft_forecast import DraftForecast, Foreseen, draft_forecast
 from steerpipe.runtime.draft_foresight import foresight_of
+from steerpipe.runtime.draft_routing import DraftRouting
 from steerpipe.runtime.drafts import Drafts, DraftWork
 from steerpipe.runtime.experts import Ladder, Opened, expert_facts, open_blocks, open_experts, open_kv, settle_budget
 from steerpipe.runtime.facts import gather_facts
@@ -44,7 +45,7 @@ from steerpipe.runtime.models import find_model, open_model
 from steerpipe.runtime.prediction import Prediction, reuse_for, settle_policy
 from steerpipe.runtime.profiles import ProfileKeeper
 from steerpipe.runtime.prompts import Prompt, encode_prompt, is_chat
-from steerpipe.runtime.quality import Quality, choose, identity_of, open_quality
+from steerpipe.runtime.quality import Chosen, Quality, choose, identity_of, open_quality
 from steerpipe.runtime.taps import Taps
 from steerpipe.runtime.timeline_tap import TimelineTap
 from steerpipe.transfer.counters import LadderCounters
@@ -115,26 +116,41 @@ class Pipeline:
         torch.set_num_threads(self.config.threads)
         device, dtype = torch.device(self.config.device), getattr(torch, self.config.dtype)
         identity = identity_of(self._pack)
-        chosen = choose(config, self.spec, self.folder, identity, device=device.type)
+        form = self._pack.manifest.expert_format.value
+        chosen = choose(config, self.spec, self.folder, identity, form=form)
         check_cover(config, self.spec, device=device.type)
         weights = build_weights(self.spec, self._pack.family.names, self._pack.dense(dtype), dtype, device)
         if device.type == "cuda":
-            from steerpipe.model.gpu.decoder import GpuDecoder  # Triton: only where there is a GPU
-
-            blocks = open_blocks(self._pack, self.budget, settle_policy(config.policy, None), device, progress)
-            pool = open_kv(self.spec, self.config, dtype, device, None)
-            decoder = GpuDecoder(self.spec, weights, pool, device, max_batch=self.config.max_batch)
-            return self._join(decoder, blocks, pool, config, sink)
+            return self._build_cuda(config, chosen, weights, sink, progress)
         forecast = None if self.budget.resident else reuse_for(self.folder, self.spec, self._pack.manifest.source)
         policy = settle_policy(config.policy, forecast)
         experts = open_experts(self._pack, self.budget, policy, dtype, device, progress)
         if isinstance(experts.source, LadderSource):
             self.quality = open_quality(chosen, config, self.spec, weights, self.folder, experts.source)
             self.cover = open_cover(config, self.spec, weights, self.folder, experts.source, identity)
-        pool = open_kv(self.spec, self.config, dtype, device, experts.source)
+        pool = open_kv(self.spec, self.config, dtype, device, experts.ladder)
         tap = self._tap(experts.source, weights, forecast, config, timeline)
         desk = self.cover if self.quality is None else self.quality.desk
         return self._join(Decoder(self.spec, weights, device, tap, desk), experts, pool, config, sink)
+
+    def _build_cuda(
+        self, config: EngineConfig, chosen: Chosen | None, weights: ModelWeights, sink: RoutingSink | None,
+        progress: Progress | None,
+    ) -> _Working:  # fmt: skip
+        from steerpipe.model.gpu.decoder import GpuDecoder  # Triton: only where there is a GPU
+
+        device, dtype, policy = weights.embed.device, weights.embed.dtype, settle_policy(config.policy, None)
+        blocks = open_blocks(self._pack, self.budget, policy, device, progress, lossy=chosen is not None)
+        watching: list[DraftRouting] = []
+        if blocks.ladder is not None and not self.budget.resident:
+            self.quality = open_quality(chosen, config, self.spec, weights, self.folder, blocks.ladder)
+            watching = self._foresee(blocks.ladder)
+        pool = open_kv(self.spec, self.config, dtype, device, blocks.ladder)
+        desk, taps = (None, ()) if self.quality is None else (self.quality.desk, self.quality.taps)
+        decoder = GpuDecoder(
+            self.spec, weights, pool, device, max_batch=self.config.max_batch, tap=Taps(*taps, *watching), misses=desk
+        )  # fmt: skip
+        return self._join(decoder, blocks, pool, config, sink)
 
     def _tap(
         self, source: ExpertSource, weights: ModelWeights, forecast: ReuseForecast | None, config: EngineConfig,
@@ -149,9 +165,12 @@ class Pipeline:
         source.record(timeline)
         taps = [TimelineTap(timeline)] if timeline is not None else []
         lossy = () if self.quality is None else self.quality.taps
+        return Taps(*taps, *lossy, *self.prediction.taps, *self._foresee(source))
+
+    def _foresee(self, source: Foreseen) -> list[DraftRouting]:
+        """Experts may be moved for drafts; who counts for that where their tokens were routed."""
         self._drafting = draft_forecast(self.spec, self.folder, source)
-        watching = [self._drafting.routing] if self._drafting is not None else []
-        return Taps(*taps, *lossy, *self.prediction.taps, *watching)
+        return [] if self._drafting is None else [self._drafting.routing]
 
     def _join(
         self, decoder: StepDecoder[Experts], opened: Opened[Experts], pool: KvPool, config: EngineConfig,
@@ -170,6 +189,8 @@ class Pipeline:
             profile = ProfileKeeper(opened.ladder, self._pack, cache_folder(config))
             profile.warm(self.budget.slots)
         accounts = None if self.quality is None else self.quality.desk.accounts
+        if accounts is not None:
+            engine.on_discard = accounts.take
         desk = AnswerDesk(engine, self.config.threads, accounts, self.cover)
         return _Working(desk, opened.source, opened.ladder, profile)
 
@@ -217,7 +238,8 @@ class Pipeline:
         """Prompts that are being typed; whoever drives `engine` step by step tends them. One at a time is enough."""
         chosen = work or DraftWork()
         foresight = foresight_of(self._drafting, self.codec, chosen)
-        return Drafts(self.engine, self.codec, chosen, foresight)
+        parts = self.config.device == "cpu"  # on a GPU a row's bits may depend on its place (docs/adr/0008)
+        return Drafts(self.engine, self.codec, chosen, foresight, parts=parts)
 
     def settings(self, **sampling: Any) -> SamplingSettings:
         """The model's sampling defaults with the given values put in their place."""
@@ -230,8 +252,8 @@ class Pipeline:
 
     def pages(self) -> PageCounts | None:
         """Who holds the pages that experts and keys and values share; None where they do not."""
-        source = self._working.experts
-        lender = source.lender if isinstance(source, LadderSource) else None
+        ladder = self._working.ladder
+        lender = None if ladder is None else ladder.lender
         return None if lender is None else lender.counts()
 
     @property

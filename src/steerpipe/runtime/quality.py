@@ -10,7 +10,7 @@ from torch import Tensor
 from steerpipe.core.config import EngineConfig
 from steerpipe.core.errors import ConfigError, InputError
 from steerpipe.core.protocols import ForwardTap
-from steerpipe.core.quality import OF_A_LAYER, Allowance, Dial, MissPolicy, QualityPlan, Substituted, refuse_cpu
+from steerpipe.core.quality import OF_A_LAYER, Allowance, Dial, MissPolicy, QualityPlan, Substituted, check_cpu
 from steerpipe.model.spec import ModelSpec
 from steerpipe.model.weights import ModelWeights
 from steerpipe.predict import files
@@ -19,12 +19,11 @@ from steerpipe.predict.lookahead import RouterLookahead
 from steerpipe.predict.proposals import CommittedRoutes
 from steerpipe.predict.routers import routers_of_weights
 from steerpipe.predict.shipped import for_model
+from steerpipe.runtime.experts import Ladder
 from steerpipe.runtime.prediction import geometry_of
 from steerpipe.runtime.quality_profile import QualityProfile, load_profile, profile_of
-from steerpipe.runtime.substitutes import Substitutes, best_ranks
+from steerpipe.runtime.substitutes import Shelf, Substitutes, best_ranks
 from steerpipe.store.reader import Pack
-from steerpipe.transfer.impatient import Impatient
-from steerpipe.transfer.source import LadderSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +48,16 @@ class Quality:
         said = f"quality {self.chosen.name}: {counts.share:.1%} of {counts.uses} expert uses were substituted"
         if counts.patched:
             said += f", {counts.patched} of them made good later"
+        if counts.computed:
+            said += f", {counts.computed} computed where they lie"
         return said
 
     def as_json(self, counts: Substituted) -> dict[str, Any]:
         calibrated = self.chosen.allowance is not None
         return {
             "quality": self.chosen.name, "uses": counts.uses, "substituted": counts.substituted,
-            "patched": counts.patched, "share": counts.share, "expected_nats": counts.nats if calibrated else None,
+            "patched": counts.patched, "computed": counts.computed, "share": counts.share,
+            "expected_nats": counts.nats if calibrated else None,
         }  # fmt: skip
 
 
@@ -63,21 +65,13 @@ def identity_of(pack: Pack) -> str:
     return f"{pack.manifest.source}-{pack.manifest.expert_format.value}"
 
 
-def refuse_on_gpu(config: EngineConfig) -> None:
-    if config.quality not in (Dial.EXACT, MissPolicy.WAIT):
-        raise ConfigError(
-            f"quality {config.quality} on a GPU: its engine answers every miss exactly so far",
-            fix="use --quality exact, or --device cpu",
-        )
-
-
-def choose(config: EngineConfig, spec: ModelSpec, folder: Path, identity: str, *, device: str = "cpu") -> Chosen | None:
-    """The plan that was asked for by name, by policy or as a file; None: exact.
+def choose(
+    config: EngineConfig, spec: ModelSpec, folder: Path, identity: str, *, form: str
+) -> Chosen | None:  # fmt: skip
+    """The plan that was asked for by name, by policy or as a file; None: exact. `form`: the format of the experts.
 
     It does not ask where the experts will lie: a wrong choice is told also where nothing is ever missed.
     """
-    if device == "cuda":
-        refuse_on_gpu(config)
     named = config.quality_profile
     profile = None if named is None else load_profile(Path(named), identity)  # read even where the answer is exact
     asked, by_name = config.quality, config.quality in (*Dial, *MissPolicy)
@@ -97,13 +91,13 @@ def choose(config: EngineConfig, spec: ModelSpec, folder: Path, identity: str, *
             f"the plan of quality {asked} is for {chosen.plan.shape[0]} layers and {chosen.plan.shape[1]} ranks",
             fix=f"this model has {shape[0]} layers with experts and {shape[1]} ranks",
         )
-    refuse_cpu(chosen.plan.used)
+    check_cpu(chosen.plan.used, form)
     return chosen
 
 
 def open_quality(
     chosen: Chosen | None, config: EngineConfig, spec: ModelSpec, weights: ModelWeights, folder: Path,
-    source: LadderSource,
+    source: Ladder,
 ) -> Quality | None:  # fmt: skip
     """None: the engine is exact, and asks nobody."""
     if chosen is None:
@@ -114,14 +108,17 @@ def open_quality(
     routes = _commits(chosen.plan, spec, weights, folder, lookahead, shelf)
     defaults = lookahead.defaults
     vectors = None if defaults is None else defaults.vectors
-    desk = Substitutes(chosen.plan, shelf, spec.moe_layers, vectors, routes, allowance=chosen.allowance)
+    nearby = source.nearby() if MissPolicy.CPU in chosen.plan.used else None
+    desk = Substitutes(
+        chosen.plan, shelf, spec.moe_layers, vectors, routes, nearby=nearby, allowance=chosen.allowance
+    )  # fmt: skip
     return Quality(chosen, desk, () if routes is None else (routes,))
 
 
 def find_lookahead(spec: ModelSpec, weights: ModelWeights, *places: Path) -> RouterLookahead:
     """The model's own, with default vectors where somebody has measured them: beside the model, or in one of `places`
     itself."""
-    routers = routers_of_weights(spec, weights)
+    routers = routers_of_weights(spec, weights).to("cpu")  # the desk's, wherever the model is computed
     for place in places:
         shipped = for_model(place)
         file = place / "lookahead.safetensors" if shipped is None else shipped.files.get("lookahead")
@@ -140,7 +137,7 @@ def committing(
     which needs the experts alone, a trained head is asked where there is one."""
     shipped = for_model(folder)
     head_file = None if shipped is None else shipped.heads().get(plan.horizon)
-    head = None if head_file is None else files.load(head_file, routers_of_weights(spec, weights))
+    head = None if head_file is None else files.load(head_file, routers_of_weights(spec, weights).to("cpu"))
     trained = head if isinstance(head, LogitPredictor) else lookahead
     return {
         number: trained if ranks[0] is MissPolicy.COMMIT_TRUE else lookahead
@@ -151,7 +148,7 @@ def committing(
 
 def _commits(
     plan: QualityPlan, spec: ModelSpec, weights: ModelWeights, folder: Path, lookahead: RouterLookahead,
-    shelf: Impatient,
+    shelf: Shelf,
 ) -> CommittedRoutes | None:  # fmt: skip
     if not plan.used & set(OF_A_LAYER):
         return None

@@ -45,6 +45,12 @@ class Accounts:
             self._add(sequence, own)
         return allowed
 
+    def computed(self, by_cpu: NDArray[np.bool_]) -> None:
+        """`by_cpu` [V, k] of a layer are computed where they lie."""
+        for sequence, count in zip(self._rows, by_cpu.sum(1).tolist(), strict=True):
+            if count:
+                self._add(sequence, Substituted(computed=count))
+
     def mended(self, number: int, pairs: Sequence[tuple[int, int]]) -> None:
         """(row, rank) pairs of a layer have been made good: they cost less than was thought."""
         for row, rank in pairs:

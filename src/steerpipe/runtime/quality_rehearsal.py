@@ -6,8 +6,7 @@ T tokens of a text, P of its prompt, M of the others, L MoE layers, k routed exp
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,10 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from steerpipe.core.ids import ExpertId, SequenceId
-from steerpipe.core.protocols import ExpertSource, ExpertWeights, ForwardTap, RouterProbe
+from steerpipe.core.protocols import ExpertSource, ForwardTap, RouterProbe
 from steerpipe.core.quality import OF_A_LAYER, MissPolicy, QualityPlan, Substituted
 from steerpipe.model.decoder import Decoder
 from steerpipe.model.kv_cache import KvPool, KvSequence
+from steerpipe.model.moe import expert_ffn
 from steerpipe.model.spec import ModelSpec
 from steerpipe.model.step import prefill_rows
 from steerpipe.model.weights import ModelWeights
@@ -32,6 +32,7 @@ from steerpipe.runtime.substitutes import Substitutes
 from steerpipe.runtime.taps import Taps
 from steerpipe.store.policies import Lfru
 
+Output = Callable[[ExpertId, Tensor], Tensor]  # x [n, H] → [n, H]
 PROMPT_TOKENS = 32
 CPU = torch.device("cpu")
 _ID = SequenceId(0)
@@ -111,10 +112,10 @@ class OnPaper:
     Also a ForwardTap: it has to know which layer runs.
     """
 
-    def __init__(self, there: NDArray[np.bool_], source: ExpertSource, moe_layers: Sequence[int], late: int) -> None:
-        """`there` [M, L, E]."""
+    def __init__(self, there: NDArray[np.bool_], output: Output, moe_layers: Sequence[int], late: int) -> None:
+        """`there` [M, L, E]. `output` of an expert that has come."""
         self._there = there
-        self._source = source
+        self._output = output
         self._number = {layer: number for number, layer in enumerate(moe_layers)}
         self._late = late
         self._newest = 0  # layer that has routed
@@ -125,14 +126,9 @@ class OnPaper:
     def send_for(self, layer: int, ranks: Mapping[int, int]) -> int:
         return len(ranks)
 
-    @contextmanager
-    def borrow(self, expert: ExpertId) -> Iterator[ExpertWeights | None]:
-        if self._newest + 1 - self._number[expert.layer] < self._late:
-            yield None
-            return
-        with self._source.lease(expert.layer, [expert.expert]) as lease:
-            (wave,) = lease.waves()
-            yield wave.table[expert.expert]
+    def compute(self, expert: ExpertId, x: Tensor) -> Tensor | None:
+        come = self._newest + 1 - self._number[expert.layer] >= self._late
+        return self._output(expert, x) if come else None
 
     def begin(self, sequences: tuple[SequenceId, ...], tokens: Tensor, *, decode: bool) -> bool:
         return True
@@ -188,9 +184,9 @@ class Rehearsal:
         """The text as it is; `forget` it afterwards."""
         watched = [_Watched(), _Watched()]
         prompt = self._pool.sequence()
-        self._run(prompt, tokens[:prompt_tokens], watched[0])
+        self.run(prompt, tokens[:prompt_tokens], watched[0])
         whole = prompt.fork()
-        logits = self._run(whole, tokens[prompt_tokens:], watched[1])
+        logits = self.run(whole, tokens[prompt_tokens:], watched[1])
         whole.free()
         routing = np.concatenate([np.stack(each.experts, axis=1) for each in watched])  # [T, L, k]
         residuals = torch.cat([torch.stack(each.residuals) for each in watched], dim=1)
@@ -201,12 +197,12 @@ class Rehearsal:
     ) -> tuple[Tensor, Substituted]:
         """([M, vocab] log probabilities under the plan, what was substituted). `late`: layers until a miss has come."""
         layers = self.spec.moe_layers
-        shelf = OnPaper(exact.there[exact.prompt_tokens :], self._source, layers, late)
+        shelf = OnPaper(exact.there[exact.prompt_tokens :], self.output, layers, late)
         routes = self._routes(exact, plan, predictors)
         desk = Substitutes(plan, shelf, layers, self.defaults, routes, in_prompts=True)
         whole = exact.prompt.fork()
         tap = shelf if routes is None else Taps(shelf, routes)
-        logits = self._run(whole, exact.tokens[exact.prompt_tokens :], tap, desk)
+        logits = self.run(whole, exact.tokens[exact.prompt_tokens :], tap, desk)
         whole.free()
         return logits.log_softmax(-1), desk.accounts.total
 
@@ -216,10 +212,16 @@ class Rehearsal:
         plan = QualityPlan(tuple(tuple(ranks) * self.geometry.top_k for ranks in policies), horizon=horizon)
         routes, whole = self._routes(exact, plan, predictors), exact.prompt.fork()
         assert routes is not None, "nothing to foresee"
-        self._run(whole, exact.tokens[exact.prompt_tokens :], routes)
+        self.run(whole, exact.tokens[exact.prompt_tokens :], routes)
         whole.free()
         said = {number: routes.propose(number) for number in predictors}
         return {number: route.experts for number, route in said.items() if route is not None}
+
+    def output(self, expert: ExpertId, x: Tensor) -> Tensor:
+        """x: [n, H] → [n, H]."""
+        with self._source.lease(expert.layer, [expert.expert]) as lease:
+            (wave,) = lease.waves()
+            return expert_ffn(x, wave.table[expert.expert])
 
     def forget(self, exact: Exact) -> None:
         exact.prompt.free()
@@ -235,8 +237,9 @@ class Rehearsal:
         routes.exact = exact
         return routes
 
-    def _run(
+    def run(
         self, kv: KvSequence, tokens: Sequence[int], tap: ForwardTap | None = None, desk: Substitutes | None = None
     ) -> Tensor:
+        """Logits [T, vocab] of tokens that follow what `kv` holds, all computed together."""
         decoder = Decoder(self.spec, self._weights, CPU, tap, desk)
         return decoder.forward(prefill_rows(_ID, kv, tokens, CPU), self._source, range(len(tokens)))

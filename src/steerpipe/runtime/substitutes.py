@@ -4,7 +4,6 @@ Numbers MoE layers from 0. V rows, k experts per row, E experts, H hidden; a pai
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,10 +14,9 @@ from torch import Tensor
 
 from steerpipe.core.errors import ConfigError
 from steerpipe.core.ids import ExpertId, SequenceId
-from steerpipe.core.protocols import ExpertWeights
-from steerpipe.core.quality import OF_A_LAYER, Allowance, MissPolicy, QualityPlan, refuse_cpu
+from steerpipe.core.quality import OF_A_LAYER, Allowance, MissPolicy, QualityPlan
 from steerpipe.model.misses import Settled
-from steerpipe.model.moe import Route, StandIns, expert_ffn
+from steerpipe.model.moe import Nearby, Route, StandIns
 from steerpipe.runtime.quality_accounts import Accounts
 
 
@@ -33,7 +31,17 @@ class Shelf(Protocol):
         """Experts that are missing, and the best rank that a row has given each."""
         ...
 
-    def borrow(self, expert: ExpertId) -> AbstractContextManager[ExpertWeights | None]: ...
+    def compute(self, expert: ExpertId, x: Tensor) -> Tensor | None:
+        """Its output for x [n, H]; None: it has not come."""
+        ...
+
+
+class NearbyExperts(Protocol):
+    """Experts that the CPU can compute where they lie; `transfer.nearby` in a running engine."""
+
+    def take(self, layer: int, experts: Sequence[int]) -> Nearby | None:
+        """Those of `experts` that are computed so while the link brings the others, the first before the last."""
+        ...
 
 
 class Proposals(Protocol):
@@ -74,22 +82,29 @@ class Substitutes:
 
     def __init__(
         self, plan: QualityPlan, shelf: Shelf, moe_layers: Sequence[int], defaults: Tensor | None,
-        proposals: Proposals | None = None, *, allowance: Allowance | None = None, in_prompts: bool = False,
+        proposals: Proposals | None = None, *, nearby: NearbyExperts | None = None,
+        allowance: Allowance | None = None, in_prompts: bool = False,
     ) -> None:  # fmt: skip
-        """`defaults` [layers, E, H]: default vectors, for surrogate and patch. `proposals`: for commit.
+        """`defaults` [layers, E, H]: default vectors, for surrogate and patch. `proposals`: for commit. `nearby`: for
+        cpu.
         `allowance`: where a layer's substitutions would cost more than is left of it, the layer waits.
         `in_prompts`: prompts are substituted as well, which only a measurement wants.
         """
-        refuse_cpu(plan.used)
         if defaults is None and plan.used & {MissPolicy.SURROGATE, MissPolicy.PATCH}:
             raise ConfigError("surrogate and patch need default vectors", fix="measure them with `steerpipe calibrate`")
         assert proposals is not None or not plan.used & set(OF_A_LAYER), "commit needs somebody who proposes"
+        if nearby is None and MissPolicy.CPU in plan.used:
+            raise ConfigError("the policy cpu, and no expert lies in RAM", fix="give --ram, more than the slots take")
         self.plan = plan
         self.accounts = Accounts(allowance)
         self._shelf = shelf
         self._layers = tuple(moe_layers)
         self._number = {layer: number for number, layer in enumerate(moe_layers)}
-        self._lenient = np.array([[each is not MissPolicy.WAIT for each in ranks] for ranks in plan.policies])
+        waiting = (MissPolicy.WAIT, MissPolicy.CPU)
+        self._lenient = np.array([[each not in waiting for each in ranks] for ranks in plan.policies])
+        self._by_cpu = np.array([[each is MissPolicy.CPU for each in ranks] for ranks in plan.policies])
+        self._nearby = nearby
+        self._taken: Nearby | None = None  # of the newest layer
         self._defaults = defaults
         self._proposals = proposals
         self._in_prompts = in_prompts
@@ -99,6 +114,7 @@ class Substitutes:
     def begin(self, sequences: tuple[SequenceId | None, ...], *, decode: bool) -> bool:
         """None: a row in which nothing is ever missing; it keeps no account."""
         self._patches.clear()  # of the token before: too late
+        self._let_go()  # a pass that failed before it had computed them
         if not decode and not self._in_prompts:
             return False
         self._rows = len(sequences)
@@ -110,21 +126,24 @@ class Substitutes:
         policy = self.plan.policies[number]
         if policy[0] in OF_A_LAYER:
             return self._commit(number, x, route, true_weights=policy[0] is MissPolicy.COMMIT_TRUE)
-        lenient = self._lenient[number]
-        if not lenient.any():
+        lenient, by_cpu = self._lenient[number], self._by_cpu[number]
+        if not lenient.any() and not by_cpu.any():
             self.accounts.note(number, np.zeros(route.experts.shape, dtype=np.bool_))
             return Settled(route)
         experts = route.experts.cpu().numpy()
-        replaced = self._shelf.missing(layer, experts) & lenient  # [V, k]
-        if not self.accounts.note(number, replaced):
-            return Settled(route)
-        if not replaced.any():
-            return Settled(route)
+        missing = self._shelf.missing(layer, experts)  # [V, k]
+        nearby = self._take(layer, experts, missing & by_cpu) if by_cpu.any() else None
+        computed = missing & np.isin(experts, [] if nearby is None else list(nearby.experts))
+        replaced = missing & lenient & ~computed
+        allowed = self.accounts.note(number, replaced)
+        self.accounts.computed(computed)
+        if not allowed or not replaced.any():
+            return Settled(route, nearby=nearby)
         pairs = np.flatnonzero(replaced)
         self._shelf.send_for(layer, best_ranks(experts, replaced))
         stand_ins = StandIns(tuple(pairs.tolist()), self._vectors(number, route, pairs, x))
         self._await(number, x, route, pairs)
-        return Settled(route, stand_ins)
+        return Settled(route, stand_ins, nearby)
 
     def mend(self, layer: int) -> Tensor | None:
         """Adds gate · (expert(x) - default vector) for what has come since; what is later than the plan allows stays a
@@ -135,11 +154,11 @@ class Substitutes:
         added: Tensor | None = None
         left = []
         for patch in sorted(self._patches, key=lambda each: (each.number, each.expert)):
-            with self._shelf.borrow(ExpertId(self._layers[patch.number], patch.expert)) as weights:
-                if weights is None:
-                    left.append(patch)
-                    continue
-                out = expert_ffn(patch.x, weights).float()
+            found = self._shelf.compute(ExpertId(self._layers[patch.number], patch.expert), patch.x)
+            if found is None:
+                left.append(patch)
+                continue
+            out = found.float()
             assert self._defaults is not None, "a patch without a surrogate"
             difference = patch.gates[:, None] * (out - self._defaults[patch.number, patch.expert].to(out))
             if added is None:
@@ -148,6 +167,19 @@ class Substitutes:
             self.accounts.mended(patch.number, patch.pairs)
         self._patches = left
         return added
+
+    def _take(self, layer: int, experts: NDArray[np.int64], missed: NDArray[np.bool_]) -> Nearby | None:
+        """Who of the missed is computed where it lies: the weakest choices first, the others come and are kept."""
+        assert self._nearby is not None, "cpu needs experts in RAM"
+        self._let_go()
+        ranks = best_ranks(experts, missed)
+        self._taken = self._nearby.take(layer, sorted(ranks, key=lambda each: (-ranks[each], each))) if ranks else None
+        return self._taken
+
+    def _let_go(self) -> None:
+        if self._taken is not None:
+            self._taken.let_go()
+            self._taken = None
 
     def _commit(self, number: int, x: Tensor, route: Route, *, true_weights: bool) -> Settled:
         assert self._proposals is not None, "commit needs somebody who proposes"

@@ -6,12 +6,12 @@ from contextlib import suppress
 
 from steerpipe.core.errors import RequestError
 from steerpipe.core.ids import SequenceId
-from steerpipe.engine.request import Request
+from steerpipe.engine.request import Promise, Request
 from steerpipe.intake.edits import DraftEdit
 from steerpipe.runtime.draft_session import DraftId
 from steerpipe.runtime.drafts import Warmth
 from steerpipe.runtime.pipeline import Pipeline
-from steerpipe.server.messages import CloseDraft, DraftName, EditDraft, OpenDraft, Warmed
+from steerpipe.server.messages import Begun, CloseDraft, DraftName, EditDraft, OpenDraft, Warmed
 
 _NEWS_SECONDS = 0.1  # at least between two words about the same drafts
 
@@ -44,15 +44,15 @@ class DraftDesk:
             self._forget(message.name)
             self._drafts.close(own)
 
-    def submit(self, name: DraftName, request: Request) -> SequenceId:
+    def submit(self, name: DraftName, request: Request, promise: Promise | None) -> SequenceId:
         """Enter. `request` is the whole of it, encoded by the server. Raises RequestError."""
         own = self._ids.get(name)
         if own is None:
-            return self._engine.submit(request)
+            return self._engine.submit(request, promise)
         self._drafts.edit(own, self._typed.pop(name, ()))
         self._forget(name)
         try:
-            return self._drafts.submit(own, request=request)
+            return self._drafts.submit(own, request=request, promise=promise)
         except RequestError:
             self._drafts.close(own)
             raise
@@ -76,9 +76,13 @@ class DraftDesk:
         times = [wake for wake in wakes if wake is not None]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
-    def stepped(self) -> None:
-        """The engine has computed something, perhaps for a draft."""
+    def stepped(self) -> Iterator[Begun]:
+        """The engine has computed something, perhaps for a draft: how an answer begins that it works at ahead."""
         self._stirred = self._stirred or bool(self._ids)
+        served = self._drafts.served
+        opening = None if served is None else self._drafts.opening(served)
+        if opening is not None:
+            yield from (Begun(name, opening) for name, own in self._ids.items() if own == served)
 
     def news(self) -> Iterator[Warmed]:
         """Of drafts whose warmth is another than was told, ten times a second at most."""

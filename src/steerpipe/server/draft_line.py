@@ -13,13 +13,13 @@ from typing import Any
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from steerpipe.core.errors import RequestError
-from steerpipe.engine.request import Request
+from steerpipe.engine.request import Opening, Request
 from steerpipe.engine.tokenizer import ChatMessage
 from steerpipe.intake.draft import Draft
 from steerpipe.intake.edits import DraftEdit, insert, replace
 from steerpipe.runtime.drafts import Warmth
 from steerpipe.server.chat import ChatWriter
-from steerpipe.server.draft_schema import Edits, Opening, Plain, Submitted, parse_said
+from steerpipe.server.draft_schema import Edits, Opened, Said, Submitted, parse_said
 from steerpipe.server.faults import ApiError, api_error, to_json
 from steerpipe.server.guard import user_of
 from steerpipe.server.messages import DraftName, OpenDraft
@@ -50,6 +50,7 @@ class DraftLine:
         self._request: Request | None = None  # settings and class that the answer will have
         self._typed = Draft()
         self._warmth: Warmth | None = None
+        self._begins: Opening | None = None  # the answer, to what stood there a moment ago
         self._news = False  # a word about it waits to be sent
         self._answer: asyncio.Task[None] | None = None
 
@@ -93,13 +94,16 @@ class DraftLine:
             self._news = True
             self._say("warmth", {})
 
+    def begun(self, opening: Opening) -> None:
+        self._begins = opening
+
     def superseded(self) -> None:
-        self._name = None
+        self._name = self._begins = None
         self._say("superseded", {})
 
     # --- what the client says
 
-    async def _next(self) -> Opening | Edits | Submitted | Plain:
+    async def _next(self) -> Said:
         """The next message. Gives the draft up when none comes for too long."""
         while True:
             limit = EXPIRE_SECONDS if self._name is not None else None
@@ -119,8 +123,8 @@ class DraftLine:
                 raise ApiError(400, "a message is text, not bytes")
             return parse_said(received["text"])
 
-    async def _obey(self, said: Opening | Edits | Submitted | Plain) -> None:
-        if isinstance(said, Opening):
+    async def _obey(self, said: Said) -> None:
+        if isinstance(said, Opened):
             await self._open(said)
         elif isinstance(said, Edits):
             self._edit(said.stamped())
@@ -132,7 +136,7 @@ class DraftLine:
         elif self._answer is not None:
             self._answer.cancel()
 
-    async def _open(self, said: Opening) -> None:
+    async def _open(self, said: Opened) -> None:
         """A draft; one that was open on this line is superseded by it."""
         if not self.scope or said.key is not None:
             self.scope = user_of(said.key or "", self._service.settings)
@@ -140,7 +144,7 @@ class DraftLine:
         asked = await self._service.tokenized(self._service.asker.chat, _streamed(said.body), self.scope)
         self._close()
         self._body, self._request = _streamed(said.body), asked.requests[0]
-        self._typed, self._warmth = Draft(), None
+        self._typed, self._warmth, self._begins = Draft(), None, None
         self._name = self._service.drafts.open(self)
         self._say("opened", {"draft": self._name})
 
@@ -178,9 +182,11 @@ class DraftLine:
         hidden = service.asker.facts.end_tokens | frozenset(asked.requests[0].settings.stop_token_ids)
         writer = ChatWriter(asked, service.texts, hidden, service.head("chatcmpl"))
         name = self._opened()  # it may have been superseded while the text was tokenised
-        answering = service.answering(asked, name)
+        known = self._begins
+        begins = known if known is not None and known.request == asked.requests[0] else None
+        answering = service.answering(asked, name, begins)
         service.drafts.submitted(name)
-        self._name = None
+        self._name = self._begins = None
         self._say("submitted", {} if self._warmth is None else warmth_json(self._warmth))
 
         async def answer() -> None:
@@ -207,7 +213,7 @@ class DraftLine:
     def _close(self) -> None:
         if self._name is not None:
             self._service.drafts.close(self._name)
-            self._name = None
+            self._name = self._begins = None
 
     async def _end(self, why: str) -> None:
         """The line is closed, after what was said on it so far."""

@@ -3,11 +3,12 @@
 import itertools
 from typing import Protocol
 
+from steerpipe.engine.request import Opening
 from steerpipe.intake.edits import DraftEdit
 from steerpipe.runtime.drafts import Warmth
 from steerpipe.server.engine_link import EngineLink
 from steerpipe.server.faults import ApiError
-from steerpipe.server.messages import CloseDraft, DraftName, EditDraft, OpenDraft, Warmed
+from steerpipe.server.messages import Begun, CloseDraft, DraftName, EditDraft, OpenDraft, Warmed
 
 MOST_DRAFTS = 256
 MOST_OF_ONE = 32  # drafts of one user; one more supersedes the one that was opened first
@@ -26,6 +27,10 @@ class Typist(Protocol):
 
     def warmed(self, warmth: Warmth) -> None: ...
 
+    def begun(self, opening: Opening) -> None:
+        """So the answer begins to what stood there a moment ago."""
+        ...
+
     def superseded(self) -> None:
         """The draft is closed, because the same user has opened too many others."""
         ...
@@ -38,7 +43,7 @@ class DraftRoom:
         self._link = link
         self._open: dict[DraftName, Typist] = {}  # oldest first
         self._names = itertools.count()
-        link.on_ready, link.on_warmed = self._tell_all, self._warmed
+        link.on_ready, link.on_warmed, link.on_begun = self._tell_all, self._warmed, self._begun
 
     def __len__(self) -> int:
         return len(self._open)
@@ -84,3 +89,8 @@ class DraftRoom:
         typist = self._open.get(message.name)
         if typist is not None:
             typist.warmed(message.warmth)
+
+    def _begun(self, message: Begun) -> None:
+        typist = self._open.get(message.name)
+        if typist is not None:
+            typist.begun(message.opening)

@@ -52,14 +52,14 @@ class Plain(_Said):
     type: Literal["stop", "close"]
 
 
-class Opening(_Said):
+class Opened(_Said):
     """The conversation so far, and how its next turn is to be answered."""
 
     key: str | None
     body: ChatRequest  # its last message stands for what will be typed
 
 
-Said = Opening | Edits | Submitted | Plain
+Said = Opened | Edits | Submitted | Plain
 
 
 def parse_said(text: str) -> Said:
@@ -75,7 +75,7 @@ def parse_said(text: str) -> Said:
     return validate(Submitted, raw) if kind == "submit" else validate(Plain, raw)
 
 
-def _opening(raw: dict[str, Any]) -> Opening:
+def _opening(raw: dict[str, Any]) -> Opened:
     fields = {name: value for name, value in raw.items() if name not in ("type", "key")}
     before = fields.get("messages", [])
     if not isinstance(before, list):
@@ -87,4 +87,4 @@ def _opening(raw: dict[str, Any]) -> Opening:
     prewarms = body.prompt_cache_options is not None and body.prompt_cache_options.prewarm
     if (body.n or 1) > 1 or prewarms or body.stream is False:
         raise ApiError(400, "a draft has one answer, and it is streamed; leave n, stream and prewarm out", param="n")
-    return Opening(key=key, body=body)
+    return Opened(key=key, body=body)

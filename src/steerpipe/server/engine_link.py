@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 
 from steerpipe.core.config import EngineConfig
-from steerpipe.engine.request import Request
+from steerpipe.engine.request import Opening, Request
 from steerpipe.server.answers import AnswerGroup
 from steerpipe.server.engine_child import Child
 from steerpipe.server.messages import (
+    Begun,
     Cancel,
     CloseDraft,
     DraftName,
@@ -33,6 +34,7 @@ from steerpipe.server.messages import (
     Submit,
     SwitchPrediction,
     Ticket,
+    Told,
     Warmed,
 )
 
@@ -74,6 +76,7 @@ class EngineLink:
         self._failures = 0  # attempts to load in a row
         self.on_ready: Callable[[], None] = lambda: None  # after every start of an engine
         self.on_warmed: Callable[[Warmed], None] = lambda _: None
+        self.on_begun: Callable[[Begun], None] = lambda _: None
         self._child: Child | None = None
         self._again: asyncio.TimerHandle | None = None
 
@@ -102,13 +105,19 @@ class EngineLink:
         await self._settled.wait()
         return self.failure
 
-    def submit(self, requests: Sequence[Request], draft: DraftName | None = None) -> AnswerGroup:
-        """One sequence per request, all in one group. `draft` has become the only one of them."""
+    def submit(
+        self, requests: Sequence[Request], draft: DraftName | None = None, opening: Opening | None = None
+    ) -> AnswerGroup:
+        """One sequence per request, all in one group. `draft` has become the only one of them; its `opening` is told
+        at once.
+        """
         tickets = [Ticket(next(self._numbers)) for _ in requests]
         group = AnswerGroup(tickets, self._cancel, requests[0].scope)
         for ticket, request in zip(tickets, requests, strict=True):
             self._groups[ticket] = group
-            self._hand_over(Submit(ticket, request, draft))
+            self._hand_over(Submit(ticket, request, draft, None if opening is None else opening.promise))
+            for event in () if opening is None else opening.events:
+                group.put(Told(ticket, event))
         if self.state is EngineState.STOPPED:
             self._fail_all(STOPPED)
         return group
@@ -183,6 +192,8 @@ class EngineLink:
             self._answer_observers(message)
         elif isinstance(message, Warmed):
             self.on_warmed(message)
+        elif isinstance(message, Begun):
+            self.on_begun(message)
         elif isinstance(message, Loading):
             self.loaded_bytes = (message.done_bytes, message.total_bytes)
         elif isinstance(message, LoadFailed):

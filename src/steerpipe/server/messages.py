@@ -13,7 +13,7 @@ from steerpipe.core.pages import PageCounts
 from steerpipe.core.quality import Substituted
 from steerpipe.core.sampling import SamplingSettings
 from steerpipe.engine.engine import EngineLoad
-from steerpipe.engine.request import Request
+from steerpipe.engine.request import Opening, Promise, Request
 from steerpipe.engine.tokenizer import ChatMessage
 from steerpipe.intake.edits import DraftEdit
 from steerpipe.runtime.drafts import Warmth
@@ -30,11 +30,12 @@ DraftName = NewType("DraftName", int)  # one unfinished prompt, likewise
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """`draft`: the request is what that draft has become, and ends it."""
+    """`draft`: the request is what that draft has become, and ends it. `promise`: its first tokens are told already."""
 
     ticket: Ticket
     request: Request
     draft: DraftName | None = None
+    promise: Promise | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,4 +215,12 @@ class Warmed:
     warmth: Warmth
 
 
-FromEngine = Loading | Ready | LoadFailed | Stepped | Observed | Warmed
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """How the answer to a draft begins, if it is sent as it stands: to be told then without asking the engine."""
+
+    name: DraftName
+    opening: Opening
+
+
+FromEngine = Loading | Ready | LoadFailed | Stepped | Observed | Warmed | Begun

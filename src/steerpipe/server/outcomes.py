@@ -93,6 +93,7 @@ def quality_json(choices: Sequence[Substituted | None]) -> dict[str, Any] | None
         "uses": total.uses,
         "substituted": total.substituted,
         "patched": total.patched,
+        "computed": total.computed,
         "share": round(total.share, 6),
     }
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
+from steerpipe.engine.request import Opening
 from steerpipe.engine.tokenizer import TextCodec
 from steerpipe.server.answering import Answering
 from steerpipe.server.asking import Asked, Asker
@@ -79,8 +80,10 @@ class Service:
         """Runs what may take as long as a text is, off the event loop."""
         return await self._in_thread(function, *arguments)
 
-    def answering(self, asked: Asked, draft: DraftName | None = None) -> Answering:
-        """Hands a request to the engine, or what a draft has become. Raises ApiError where the queue is full."""
+    def answering(self, asked: Asked, draft: DraftName | None = None, opening: Opening | None = None) -> Answering:
+        """Hands a request to the engine, or what a draft has become, with how its answer begins where that is known.
+        Raises ApiError where the queue is full.
+        """
         wanted, room = len(asked.requests), self.asker.facts.max_batch + self.settings.max_queue
         if wanted > room:
             raise ApiError(400, f"the request has {wanted} choices; at most {room} may wait at once", param="n")
@@ -93,7 +96,7 @@ class Service:
                 code="queue_full",
                 retry_after_seconds=self._retry_after_seconds(),
             )
-        group = self.link.submit(asked.requests, draft)
+        group = self.link.submit(asked.requests, draft, opening)
         return Answering(asked, group, self.metrics, self.settings.timeout_seconds)
 
     def head(self, prefix: str) -> dict[str, Any]:

@@ -120,7 +120,8 @@ class EngineLoop:
             if stepped:
                 self._count(before)
                 self._onlooker.rest()
-                self._desk.stepped()
+                for begun in self._desk.stepped():
+                    self._send(begun)
             for warmed in self._desk.news():
                 self._send(warmed)
 
@@ -149,9 +150,9 @@ class EngineLoop:
     def _submit(self, message: Submit) -> list[Told | Ended | Failed]:
         try:
             if message.draft is None:
-                sequence = self._engine.submit(message.request)
+                sequence = self._engine.submit(message.request, message.promise)
             else:
-                sequence = self._desk.submit(message.draft, message.request)
+                sequence = self._desk.submit(message.draft, message.request, message.promise)
         except SteerpipeError as error:
             return [Failed(message.ticket, failure_of(error))]
         self._tickets[sequence] = message.ticket

@@ -2,14 +2,15 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from steerpipe.core.ids import ExpertId
 from steerpipe.core.protocols import ExpertWeights
+from steerpipe.model.moe import expert_ffn
 from steerpipe.store.residency import Residency
 from steerpipe.transfer.ladder import Ladder
 
@@ -61,19 +62,17 @@ class Impatient:
                 sent += ladder.follow(own[index], deadline, most)
         return sent
 
-    @contextmanager
-    def borrow(self, expert: ExpertId) -> Iterator[ExpertWeights | None]:
-        """Its weights, held until the block ends; None: it has not come. Counts as no use."""
+    def compute(self, expert: ExpertId, x: Tensor) -> Tensor | None:
+        """Its output for x [n, H]; None: it has not come. Counts as no use."""
         ladder = self._ladder
         with ladder.lock:
             there = ladder.table.state(expert) is Residency.READY
             if there:
                 ladder.table.pin(expert)
         if not there:
-            yield None
-            return
+            return None
         try:
-            yield self._weights(expert)
+            return expert_ffn(x, self._weights(expert))
         finally:
             with ladder.lock:
                 ladder.let_go(expert)

@@ -50,7 +50,7 @@ class PageLender:
         ladder = self._ladder
         while True:
             ladder.check_usable()
-            vacated = self._table.vacate(ladder.now)
+            vacated = self._table.give_page(ladder.now)
             if vacated is not None:
                 return vacated
             assert ladder.moving, "a page is wanted while a lease is open"

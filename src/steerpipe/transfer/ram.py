@@ -101,6 +101,22 @@ class RamTier(OverLink):
         with self._lock:
             self._table.protect(experts)
 
+    def hold(self, address: BlockAddress) -> memoryview | None:
+        """Its block, which stays where it is until `let_go` was called as often; None: it is not here, or not sound.
+        Counts as a read."""
+        expert = address.expert
+        with self._lock:
+            self._reads += 1
+            self._table.touch(expert, self._reads)
+            if not self._sound(expert):
+                return None
+            self._table.pin(expert)
+            return self._held(address, 0, address.size_bytes)
+
+    def let_go(self, expert: ExpertId) -> None:
+        with self._lock:
+            self._table.unpin(expert)
+
     def forget(self, address: BlockAddress) -> None:
         with self._lock:
             if self._table.state(address.expert) is Residency.READY:
@@ -124,13 +140,16 @@ class RamTier(OverLink):
             if piece.start == 0:
                 self._reads += 1
                 self._table.touch(expert, self._reads)
-            if self._table.state(expert) is not Residency.READY or expert in self._spoiled:
+            if not self._sound(expert):
                 return False
             self._table.pin(expert)
         copy_bytes(piece.into, self._held(piece.address, piece.start, len(piece.into)))
         with self._lock:
             self._table.unpin(expert)
         return True
+
+    def _sound(self, expert: ExpertId) -> bool:
+        return self._table.state(expert) is Residency.READY and expert not in self._spoiled
 
     def _held(self, address: BlockAddress, start: int, length: int) -> memoryview:
         """Part of a block that has a place here and cannot lose it now."""

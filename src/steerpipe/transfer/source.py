@@ -29,6 +29,7 @@ from steerpipe.transfer.impatient import Impatient
 from steerpipe.transfer.ladder import Ladder
 from steerpipe.transfer.lease import LadderLease
 from steerpipe.transfer.link import BlockAddress, Link, LinkRate, PacedLink
+from steerpipe.transfer.nearby import RamExperts
 from steerpipe.transfer.paging import PageLender
 from steerpipe.transfer.places import held_in_ram, places_of, ram_tier
 from steerpipe.transfer.plan import Plan
@@ -159,6 +160,16 @@ class LadderSource:
         with self._ladder.lock:
             there = {expert.expert for expert in self._ladder.table.ready(self._of_layer[layer])}
         return np.array([index in there for index in range(len(self._of_layer[layer]))])
+
+    def nearby(self) -> RamExperts | None:
+        """Experts that can be computed where they lie; None: nothing lies in RAM."""
+        tier = ram_tier(self.link)
+        dtype = self._arena.dtype
+        return (
+            None
+            if tier is None
+            else RamExperts(self.pack, tier, self._ladder.addresses, dtype, lambda: self.block_seconds)
+        )
 
     def impatient(self) -> Impatient:
         """The same experts for whoever does not wait for them."""

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from steerpipe.core.ids import SequenceId
 from steerpipe.model.gpu.direct import Follower, ReadThrough
+from steerpipe.model.gpu.fetching import Fetching
 from steerpipe.model.gpu.mailbox import Mailbox
 from steerpipe.model.gpu.rows import passes
+from steerpipe.model.gpu.tap import Forecaster, Lookahead
 from steerpipe.model.kv_cache import KvSequence
 from steerpipe.model.step import decode_rows
 from steerpipe.store.formats import ExpertFormat
@@ -44,13 +46,18 @@ def open_direct(loaded: Loaded, slots: int) -> CudaSource:
 class Stepper:
     """What StepGraphs does, without a graph."""
 
-    def __init__(self, loaded: Loaded, source: Any) -> None:
+    def __init__(self, loaded: Loaded, source: Any, forecaster: Forecaster | None = None) -> None:
         landing, layers = source.landing, loaded.spec.moe_layers
         assert landing is not None
         top_k = loaded.spec.moe(layers[0]).top_k
-        self._loaded = loaded
+        self._loaded, self._tap, self._fetching = loaded, None, None
         self._mailbox = Mailbox(len(layers), top_k, pinned=False)
-        self._run = ReadThrough(source, landing, top_k, CPU)
+        self._now = torch.zeros(1, dtype=torch.int64)
+        if forecaster is not None:
+            tables = [source.table(layer) for layer in layers]
+            self._fetching = Fetching(landing.guesses, tables, layers, top_k, self._now)
+            self._tap = loaded.decoder._network.tap(forecaster, self._fetching)  # type: ignore[union-attr]
+        self._run = ReadThrough(source, landing, top_k, CPU, self._fetching)
         self._follower = Follower(source, landing, layers, self._mailbox)
         self._stamp = 0
 
@@ -58,15 +65,19 @@ class Stepper:
         decoder: Any = self._loaded.decoder
         (part,) = passes(decode_rows([SequenceId(0)], [kv], [token], CPU, cell=1))
         self._stamp += 1
-        step = replace(decoder._eager_step(part), mailbox=self._mailbox.words)
-        step.stamp[0] = self._stamp
+        step = replace(decoder._eager_step(part, None), mailbox=self._mailbox.words, stamp=self._now, tap=self._tap)
+        self._now[0] = self._stamp
         logits: list[Tensor] = []
 
         def run() -> None:
             logits.append(decoder._network.head(decoder._network.hidden(step, self._run)))
+            if self._fetching is not None:
+                self._fetching.join()
 
         with torch.inference_mode():
-            self._follower.run(run, self._stamp, lambda: True, lambda: None)
+            if self._fetching is not None:
+                self._fetching.slots.collect()
+            self._follower.run(run, self._stamp, lambda: True, lambda: None, self._fetching)
         return logits[0]
 
 
@@ -80,8 +91,8 @@ def resident_bits(form: str) -> Tensor:
     return torch.cat(logits)
 
 
-def drive(loaded: Loaded, source: Any) -> Tensor:
-    stepper, kv = Stepper(loaded, source), loaded.pool.sequence()
+def drive(loaded: Loaded, source: Any, forecaster: Forecaster | None = None) -> Tensor:
+    stepper, kv = Stepper(loaded, source, forecaster), loaded.pool.sequence()
     logits = [stepper.step(token, kv) for token in tokens(STEPS, 1)]
     logits.append(loaded.prefill(tokens(7, 2), (), kv, source))
     logits += [stepper.step(token, kv) for token in tokens(STEPS, 3)]
@@ -96,6 +107,20 @@ def test_no_bit_depends_on_who_brings_an_expert(form: str, slots: int) -> None:
         source.check_integrity()
         counts = source.counters()
         assert counts.misses and counts.leased == counts.hits + counts.late + counts.misses
+
+
+@pytest.mark.parametrize(("form", "slots", "likely"), [("int4", 8, 9.0), ("bfloat16", 10, 9.0), ("int8", 10, -9.0)])
+def test_no_bit_depends_on_what_a_tap_sends_for(form: str, slots: int, likely: float) -> None:
+    """Routers look ahead, sure of all that they name (it comes at once, whole) or of nobody."""
+    loaded = model(form)
+    way = Lookahead(torch.ones(2), torch.full((2,), likely))
+    with open_direct(loaded, slots) as source:
+        assert torch.equal(drive(loaded, source, Forecaster((way,))), resident_bits(form))
+        source.check_integrity()
+        assert source.landing is not None and source.landing.guesses is not None
+        sent, counts = source.landing.guesses.slots.taken, source.counters()
+        assert counts.leased == counts.hits + counts.late + counts.misses
+        assert (sent > 0) == (likely > 0) and counts.prefetch.cancelled < max(1, sent)
 
 
 class Interrupted:

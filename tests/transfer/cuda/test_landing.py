@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from steerpipe.core.blocks import DirectReads
 from steerpipe.core.errors import ConfigError, TransferError
 from steerpipe.transfer.cuda.copier import HostCopier
-from steerpipe.transfer.cuda.landing import MOST_SUPPLIED, PINNED, RING, supply_of
+from steerpipe.transfer.cuda.landing import PINNED, supply_of
+from steerpipe.transfer.cuda.lent import MOST_SUPPLIED, RING
 from steerpipe.transfer.cuda.source import CudaSource
 from tests.transfer.cuda.blocks import CPU, EXPERTS, NAMES, backing, contents, made_up
 from tests.transfer.cuda.streams import Kernel, Streams

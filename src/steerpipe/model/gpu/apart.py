@@ -13,9 +13,9 @@ from torch import Tensor
 
 from steerpipe.core.blocks import Guessing
 from steerpipe.kernels.foretell import foretell
+from steerpipe.model.gpu.fetching import NAMED
 from steerpipe.model.gpu.mailbox import Mailbox
 from steerpipe.model.gpu.steer import Steer
-from steerpipe.model.gpu.tap import NAMED
 
 Network = Callable[[Tensor], Tensor]  # history [1, S, E] → logits [1, E]
 

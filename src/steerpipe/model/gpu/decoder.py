@@ -15,16 +15,18 @@ from torch import Tensor
 
 from steerpipe.core.blocks import BlockSource
 from steerpipe.core.events import RoutingRecord
-from steerpipe.core.protocols import RoutingSink
+from steerpipe.core.protocols import ForwardTap, RoutingSink
 from steerpipe.model.gpu.apart import ApartForecaster
 from steerpipe.model.gpu.clock import Clock
 from steerpipe.model.gpu.experts import Direct, Leased
 from steerpipe.model.gpu.graph import StepGraphs
 from steerpipe.model.gpu.limits import check_model
+from steerpipe.model.gpu.lossy import Watched, watched
 from steerpipe.model.gpu.network import Network
 from steerpipe.model.gpu.rows import Packing, Pass, Step, passes, routing_buffer
 from steerpipe.model.gpu.tap import Forecaster
 from steerpipe.model.kv_cache import KvPool
+from steerpipe.model.misses import MissDesk
 from steerpipe.model.spec import ModelSpec
 from steerpipe.model.step import StepRows
 from steerpipe.model.weights import ModelWeights
@@ -48,9 +50,13 @@ class GpuDecoder:
     """
 
     def __init__(
-        self, spec: ModelSpec, weights: ModelWeights, pool: KvPool, device: torch.device, *, max_batch: int
+        self, spec: ModelSpec, weights: ModelWeights, pool: KvPool, device: torch.device, *, max_batch: int,
+        tap: ForwardTap | None = None, misses: MissDesk | None = None,
     ) -> None:  # fmt: skip
-        """`pool` holds the KV blocks of all sequences to come; `max_batch` sequences at most decode together."""
+        """`pool` holds the KV blocks of all sequences to come; `max_batch` sequences at most decode together.
+
+        `tap` and `misses` as those of `model.decoder.Decoder`: a pass in which one has a say is no graph.
+        """
         check_model(spec, device)
         assert pool.dtype == weights.embed.dtype, f"KV blocks are {pool.dtype}, weights {weights.embed.dtype}"
         self.spec = spec
@@ -62,6 +68,7 @@ class GpuDecoder:
         self.clock: Clock | None = None  # who writes down when the parts of captured steps ran
         self.said: Tensor | None = None  # [L, h, n] int32: what it says in every step to come, instead of its own
         self.graphs = device.type == "cuda"  # off: single launches, and leases where not all is resident
+        self.tap, self.misses = tap, misses  # of every pass to come
         self._dtype = weights.embed.dtype
         self._max_batch = max_batch
         self._top_k = max((spec.moe(layer).top_k for layer in spec.moe_layers), default=1)  # the same for all
@@ -91,7 +98,11 @@ class GpuDecoder:
         assert len(rows.tokens) == rows.cell or list(wanted) == sorted(wanted), "wanted rows come in order"
         for part in passes(rows):
             own = [index - first for index in wanted if first <= index < first + len(part.valid)]
-            found, chosen = self._compute(part, experts, own, sink is not None)
+            sequences = rows.sequences[first : first + len(part.valid)]
+            watch = watched(
+                self.misses, self.tap, experts, part, sequences, self.device, decode=rows.decode
+            )  # fmt: skip
+            found, chosen = self._compute(part, experts, own, sink is not None, watch)
             logits.append(found)
             routing.extend(chosen)
             first += len(part.valid)
@@ -100,20 +111,20 @@ class GpuDecoder:
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     def _compute(
-        self, rows: Pass, source: BlockSource, wanted: Sequence[int], publish: bool
+        self, rows: Pass, source: BlockSource, wanted: Sequence[int], publish: bool, watch: Watched | None
     ) -> tuple[Tensor, list[_Routing]]:
         places = rows.valid[list(wanted)]  # rows of the pass
         forced = self.forced
         assert forced is None or forced.shape[1:] == (rows.rows, self._top_k), f"forced is not for {rows.rows} rows"
-        if self._served(rows, source):
+        if watch is None and self._served(rows, source):
             served = self._graphs_of(rows.rows, source).run(rows, forced, self.said)
             chosen, gates = served.experts, served.gates
             picked = self._pick(served.logits, places)  # a copy: the next replay writes there again
         else:
-            step = self._eager_step(rows)
+            step = self._eager_step(rows, watch)
             leased = not source.resident  # else nothing is read back, and the host runs ahead of the device
             experts = Leased(source, rows.valid, rows.keep_rows, self.device) if leased else Direct(source)
-            picked = self._head(self._network.hidden(step, experts), rows, places)
+            picked = self._head(self._network.hidden(step, watch or experts), rows, places)
             chosen, gates = step.experts, step.gates
         return picked, [_read_routing(rows, chosen, gates)] if publish else []
 
@@ -135,7 +146,7 @@ class GpuDecoder:
             self._captured[rows] = StepGraphs(self._network, source, rows, self.device, self.forecaster, self.clock)
         return self._captured[rows]
 
-    def _eager_step(self, rows: Pass) -> Step:
+    def _eager_step(self, rows: Pass, watch: Watched | None) -> Step:
         packing = Packing.of(rows)
         words = np.zeros(packing.words, dtype=np.int64)
         packing.write(rows, 0, words)
@@ -147,6 +158,7 @@ class GpuDecoder:
             routing_buffer(layers, rows.rows, self._top_k, torch.float32, self.device),
             base=rows.base, room=rows.keys,
             forced=None if self.forced is None else self.forced.to(self.device),
+            clock=None if watch is None else self.clock, watch=watch,
         )  # fmt: skip
 
     def _head(self, x: Tensor, rows: Pass, places: NDArray[np.int64]) -> Tensor:

@@ -9,30 +9,45 @@ import torch
 from torch import Tensor
 
 from steerpipe.core.blocks import BlockSource, Landing
-from steerpipe.kernels.experts import Reads, expert_row
+from steerpipe.kernels.configs import launch_for
+from steerpipe.kernels.experts import Reads, down_row, expert_row, gate_up_row
 from steerpipe.kernels.router import Tickets
+from steerpipe.model.gpu.fetching import Fetching
 from steerpipe.model.gpu.mailbox import Mailbox
 
 
 class ReadThrough:
     """An ExpertRun: blocks are read where the router found them, and kept in the slots that it took."""
 
-    def __init__(self, source: BlockSource, landing: Landing, top_k: int, device: torch.device) -> None:
-        self._source, self._landing = source, landing
+    def __init__(
+        self, source: BlockSource, landing: Landing, top_k: int, device: torch.device, fetching: Fetching | None = None
+    ) -> None:  # fmt: skip
+        """`fetching`: what was sent for before a router looks has a slot already, and perhaps a part of its block."""
+        self._source, self._landing, self._fetching = source, landing, fetching
         padded = top_k + top_k % 2  # both are aligned to 16 bytes
         words = torch.zeros(2, padded, dtype=torch.int64, device=device)
-        self._reads = Reads(words[0, :top_k], words[1, :top_k])  # of one layer after the other
+        sent = (None, None) if fetching is None else (fetching.since, fetching.stamp)
+        self._reads = Reads(words[0, :top_k], words[1, :top_k], *sent)  # of one layer after the other
 
-    def tickets(self, layer: int) -> Tickets:
+    def tickets(self, layer: int, order: int) -> Tickets:
         ring, reads = self._landing, self._reads
-        return Tickets(self._source.table(layer), ring.ring, ring.tail, ring.head, reads.origin, reads.target)
+        guessed = None if self._fetching is None else self._fetching.guessed(order)
+        return Tickets(self._source.table(layer), ring.ring, ring.tail, ring.head, reads.origin, reads.target, guessed)
 
     def begin(self, layer: int, experts: Tensor) -> None:
         pass
 
-    def run(self, layer: int, x: Tensor, experts: Tensor, *, act: Tensor, part: Tensor) -> None:
-        table, form = self._source.table(layer), self._source.form(layer)
-        expert_row(x, experts.view(-1), table, form, act=act, part=part, reads=self._reads)
+    def run(self, layer: int, order: int, x: Tensor, experts: Tensor, *, act: Tensor, part: Tensor) -> None:
+        table, form, pairs = self._source.table(layer), self._source.form(layer), experts.view(-1)
+        if self._fetching is None:
+            expert_row(x, pairs, table, form, act=act, part=part, reads=self._reads)
+            return
+        gate_up, down = launch_for("row_gate_up", form), launch_for("row_down", form)
+        gate_up_row(
+            x, pairs, table, form, act=act, launch=gate_up, followed=down.overlap, reads=self._reads, early=False
+        )
+        self._fetching.fetch(order)  # beside the rest of this layer's reads, of which there is little left
+        down_row(act, pairs, table, form, part=part, launch=down, reads=self._reads)
 
 
 class Follower:
@@ -42,20 +57,26 @@ class Follower:
         self._source, self._landing, self._layers, self._mailbox = source, landing, layers, mailbox
 
     def run(
-        self, step: Callable[[], None], stamp: int, finished: Callable[[], bool], wait: Callable[[], None]
+        self, step: Callable[[], None], stamp: int, finished: Callable[[], bool], wait: Callable[[], None],
+        fetching: Fetching | None = None,
     ) -> None:  # fmt: skip
-        """`step` queues it; `finished` and `wait` ask and wait for the device.
+        """`step` queues it; `finished` and `wait` ask and wait for the device. `fetching`: in it somebody predicts.
 
         An error (an interrupt) comes after the step has run and the table is true again.
         """
         first = self._landing.begin()
         done = 0
         try:
+            if fetching is not None:
+                fetching.slots.begin()
             step()
             ticket = first
             for order, layer in enumerate(self._layers):
-                ticket = self._landing.follow(layer, self._mailbox.take_reads(order, stamp, finished), ticket)
+                reads = self._mailbox.take_reads(order, stamp, finished)
+                ticket = self._landing.follow(layer, reads, ticket)
                 done = order + 1
+                if fetching is not None:
+                    fetching.settle(order, stamp, reads.sent, finished)
         except BaseException:
             wait()
             self._catch_up(first, done, stamp)

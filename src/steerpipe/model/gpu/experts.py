@@ -48,13 +48,13 @@ class Direct:
     def __init__(self, source: BlockSource) -> None:
         self._source = source
 
-    def tickets(self, layer: int) -> None:
+    def tickets(self, layer: int, order: int) -> None:
         return None
 
     def begin(self, layer: int, experts: Tensor) -> None:
         pass
 
-    def run(self, layer: int, x: Tensor, experts: Tensor, *, act: Tensor, part: Tensor) -> None:
+    def run(self, layer: int, order: int, x: Tensor, experts: Tensor, *, act: Tensor, part: Tensor) -> None:
         table = self._source.table(layer)
         run_pairs(x, experts, table, self._source.form(layer), act=act, part=part)
 
@@ -69,9 +69,9 @@ class Held(Direct):
         super().__init__(source)
         self._seen = torch.zeros(top_k, dtype=torch.int64, device=device)
 
-    def run(self, layer: int, x: Tensor, experts: Tensor, *, act: Tensor, part: Tensor) -> None:
+    def run(self, layer: int, order: int, x: Tensor, experts: Tensor, *, act: Tensor, part: Tensor) -> None:
         hold(experts.view(-1), self._source.table(layer), seen=self._seen)
-        super().run(layer, x, experts, act=act, part=part)
+        super().run(layer, order, x, experts, act=act, part=part)
 
 
 class Leased:
@@ -87,7 +87,7 @@ class Leased:
         self._chosen: Tensor | None = None  # [R, k] int32 on the host, under way
         self._ready = torch.cuda.Event() if self._cuda else None
 
-    def tickets(self, layer: int) -> None:
+    def tickets(self, layer: int, order: int) -> None:
         return None
 
     def begin(self, layer: int, experts: Tensor) -> None:
@@ -97,13 +97,21 @@ class Leased:
         if self._ready is not None:
             self._ready.record()
 
-    def run(self, layer: int, x: Tensor, experts: Tensor, *, act: Tensor, part: Tensor) -> None:
-        chosen = self._read()  # everything queued before has run: the staging memory is free again
+    def run(self, layer: int, order: int, x: Tensor, experts: Tensor, *, act: Tensor, part: Tensor) -> None:
+        self.run_chosen(layer, x, experts, self._read(), act=act, part=part)
+
+    def run_chosen(
+        self, layer: int, x: Tensor, experts: Tensor | None, chosen: NDArray[np.int32], *, act: Tensor, part: Tensor
+    ) -> None:
+        """`chosen` [R, k] was read back, so everything queued before has run; -1: left out. `experts`: the same on the
+        device, where it is there.
+        """
         self._staging.reset()
         routed = np.unique(chosen[self._valid])
+        routed = routed[routed >= 0]
         keep = None
         if self._keep_rows < len(self._valid):
-            keep = set(chosen[self._valid[len(self._valid) - self._keep_rows :]].flatten().tolist())
+            keep = set(chosen[self._valid[len(self._valid) - self._keep_rows :]].flatten().tolist()) - {-1}
         table, form = self._source.table(layer), self._source.form(layer)
         tiles = Tiles(chosen.reshape(-1), table.shape[0]) if x.shape[0] > CELL else None
         with self._source.lease(layer, routed.tolist(), keep) as lease:
@@ -111,10 +119,11 @@ class Leased:
                 if tiles is not None:
                     tile_expert, tile_pairs = self._staging.send(*tiles.of(wave))
                     expert_tiles(
-                        x, tile_expert, tile_pairs, table, form, top_k=experts.shape[1], act=act, part=part
+                        x, tile_expert, tile_pairs, table, form, top_k=chosen.shape[1], act=act, part=part
                     )  # fmt: skip
                 else:
-                    own = experts if len(wave) == len(routed) else self._staging.send_ids(_only(chosen, wave))
+                    own = experts if len(wave) == len(routed) else None
+                    own = self._staging.send_ids(_only(chosen, wave)) if own is None else own
                     run_pairs(x, own, table, form, act=act, part=part)
 
     def _read(self) -> NDArray[np.int32]:

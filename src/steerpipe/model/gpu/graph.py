@@ -18,6 +18,7 @@ from steerpipe.model.gpu.apart import Apart, ApartForecaster, SteerApart
 from steerpipe.model.gpu.clock import Clock
 from steerpipe.model.gpu.direct import Follower, ReadThrough
 from steerpipe.model.gpu.experts import Direct, Held
+from steerpipe.model.gpu.fetching import Fetching
 from steerpipe.model.gpu.mailbox import Mailbox
 from steerpipe.model.gpu.network import ExpertRun, Network
 from steerpipe.model.gpu.rows import Packing, Pass, Step, room_for, routing_buffer
@@ -55,7 +56,7 @@ class StepGraphs:
         self, network: Network, source: BlockSource, rows: int, device: torch.device,
         forecaster: Forecaster | ApartForecaster | None = None, clock: Clock | None = None,
     ) -> None:  # fmt: skip
-        """`forecaster`: who predicts in a step of one row that is served; `clock`: who writes down its times."""
+        """`forecaster`: who predicts in a step of one row; `clock`: who writes down its times."""
         layers = network.spec.moe_layers
         top_k = network.spec.moe(layers[0]).top_k if layers else 1
         words = Packing.of_size(rows, room_for(network.reach), lanes=rows).words
@@ -70,7 +71,7 @@ class StepGraphs:
         self._gates = routing_buffer(len(layers), rows, top_k, torch.float32, device)
         self._mailbox = Mailbox(len(layers), rows * top_k, pinned=True)
         self._stream = torch.cuda.Stream(device)
-        self._urgent = torch.cuda.Stream(device, priority=-1)  # beside a predictor a shared expert comes last
+        self._urgent = torch.cuda.Stream(device, priority=-1)  # who goes first beside a predictor
         self._side = torch.cuda.Stream(device) if rows == 1 else None  # batches have no time to win there
         self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[_Kind, _Captured] = {}
@@ -83,9 +84,12 @@ class StepGraphs:
         self._clock = clock
         self._tap: Tap | None = None
         self._steer: Steer | None = None
+        self._fetching: Fetching | None = None
         predicts = rows == 1 and self._follower is None and not source.resident
-        self._predicting_run = Held(source, top_k, device) if predicts else self._run
-        if isinstance(forecaster, ApartForecaster):
+        self._predicting_run: ExpertRun = Held(source, top_k, device) if predicts else self._run
+        if self._follower is not None and isinstance(forecaster, Forecaster) and not forecaster.commit:
+            self._fetch_ahead(forecaster, top_k, device)
+        elif isinstance(forecaster, ApartForecaster):
             if predicts and isinstance(source, Guessing):
                 self._steer = SteerApart(source, Apart(forecaster, device), layers)
         elif forecaster is not None and predicts:
@@ -94,11 +98,23 @@ class StepGraphs:
             if isinstance(source, Guessing) and not forecaster.commit:
                 self._steer = Steer(source, self._tap.words, layers, forecaster.horizon)
 
+    def _fetch_ahead(self, forecaster: Forecaster, top_k: int, device: torch.device) -> None:
+        """One layer ahead: the link is not idle for longer than it takes to bring what that layer needs."""
+        landing, layers = self._source.landing, self._network.spec.moe_layers
+        if landing is None or landing.guesses is None:
+            return
+        tables = [self._source.table(layer) for layer in layers]
+        self._fetching = Fetching(landing.guesses, tables, layers, top_k, self._inputs[:1])
+        self._predicting_run = ReadThrough(self._source, landing, top_k, device, self._fetching)
+        self._tap = self._network.tap(Forecaster(forecaster.ways[:1]), self._fetching)
+
     def run(self, rows: Pass, forced: Tensor | None, said: Tensor | None = None) -> Served:
         """One step. The host serves its layers as they ask; results are queued, not awaited.
 
         `said` [L, h, n] int32: what the taps say instead of their own (kernels/foretell.py).
         """
+        if self._fetching is not None:
+            self._fetching.slots.collect()
         kind = _Kind(room_for(rows.keys), forced is not None, self._predicts())
         for needed in (kind, kind._replace(predicts=False)):  # who predicts may rest one day: without a pause
             if needed not in self._captured:
@@ -109,14 +125,16 @@ class StepGraphs:
         if forced is not None:
             self._forced.copy_(forced, non_blocking=True)
         if said is not None and self._tap is not None:
-            self._tap.forced.copy_(said, non_blocking=True)
+            self._tap.forced.copy_(said[:, : self._tap.forecaster.horizon], non_blocking=True)
         elif said is not None and isinstance(self._steer, SteerApart):
             self._steer.apart.forced.copy_(said[:, -1], non_blocking=True)
         if self._source.resident:
             captured.graph.replay()
         elif self._follower is not None:
-            stream = torch.cuda.current_stream()
-            self._follower.run(captured.graph.replay, self._stamp, stream.query, stream.synchronize)
+            stream, fetching = torch.cuda.current_stream(), self._fetching if kind.predicts else None
+            if self._fetching is not None and fetching is None:
+                self._fetching.slots.rest(len(self._network.spec.moe_layers))
+            self._follower.run(captured.graph.replay, self._stamp, stream.query, stream.synchronize, fetching)
         else:
             self._replay_served(captured.graph, kind.predicts)
         return Served(captured.logits, self._experts, self._gates)
@@ -125,6 +143,8 @@ class StepGraphs:
         """Whether somebody predicts in the next step: who is throttled rests, and costs nothing."""
         if self._steer is not None:
             return not self._steer.resting
+        if self._fetching is not None:
+            return not self._fetching.slots.resting
         return self._tap is not None
 
     def _replay_served(self, graph: torch.cuda.CUDAGraph, predicts: bool) -> None:
@@ -177,27 +197,37 @@ class StepGraphs:
         stamp, tokens, positions, turns, blocks = packing.views(self._inputs)
         return Step(
             stamp, tokens, positions, turns, blocks, self._experts, self._gates, base=None, room=kind.room,
-            mailbox=self._mailbox.words, forced=self._forced if kind.forced else None, side=self._side,
+            mailbox=self._mailbox.words, forced=self._forced if kind.forced else None, side=self._side_of(kind),
             tap=self._tap if kind.predicts else None, clock=self._clock,
         )  # fmt: skip
+
+    def _side_of(self, kind: _Kind) -> torch.cuda.Stream | None:
+        """Where experts read for long and wait for nobody, the shared one goes first: a tap and the sum wait for it."""
+        return self._urgent if kind.predicts and self._fetching is not None else self._side
 
     def _capture(self, kind: _Kind) -> _Captured:
         """A run without any real row compiles the kernels and wakes cuBLAS, writes no key and asks for no expert."""
         step, experts = self._step(kind), self._predicting_run if kind.predicts else self._run
-        stream = self._urgent if kind.predicts else self._stream
+        stream = self._urgent if kind.predicts and self._fetching is None else self._stream
         self._inputs.zero_()  # stamp 0: nobody waits for it
         step.positions.fill_(-1)
         self._forced.fill_(-1)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._network.head(self._network.hidden(step, experts))
+            self._queue(step, kind, experts)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # threads that read or copy experts go on meanwhile: their calls are not ours to forbid
         capture = torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local")
         with _without_collection(), capture:
-            logits = self._network.head(self._network.hidden(step, experts))
+            logits = self._queue(step, kind, experts)
         return _Captured(graph, logits)
+
+    def _queue(self, step: Step, kind: _Kind, experts: ExpertRun) -> Tensor:
+        logits = self._network.head(self._network.hidden(step, experts))
+        if kind.predicts and self._fetching is not None:
+            self._fetching.join()
+        return logits
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from steerpipe.kernels.combine import combine
 from steerpipe.kernels.rotary import rotate_and_store
 from steerpipe.kernels.router import Tickets, route
 from steerpipe.model.gpu.dense import Dense, ManyRows, OneRow
+from steerpipe.model.gpu.fetching import Fetching
 from steerpipe.model.gpu.rows import Step, room_for
 from steerpipe.model.gpu.tap import Forecaster, Sighted, Tap
 from steerpipe.model.kv_cache import BLOCK, KvPool
@@ -29,7 +30,7 @@ from steerpipe.model.weights import LayerWeights, ModelWeights
 class ExpertRun(Protocol):
     """How the experts of a layer are computed once its router has chosen."""
 
-    def tickets(self, layer: int) -> Tickets | None:
+    def tickets(self, layer: int, order: int) -> Tickets | None:
         """What the router needs where it takes slots for what is missing; None: it only chooses."""
         ...
 
@@ -37,7 +38,7 @@ class ExpertRun(Protocol):
         """experts [R, k] int32 are queued. What follows until `run` does not depend on any expert."""
         ...
 
-    def run(self, layer: int, x: Tensor, experts: Tensor, *, act: Tensor, part: Tensor) -> None:
+    def run(self, layer: int, order: int, x: Tensor, experts: Tensor, *, act: Tensor, part: Tensor) -> None:
         """x [R, H] → part [P, H] fp32, one row per pair; act [P, I] is scratch. Pairs of expert -1 are left out."""
         ...
 
@@ -65,17 +66,21 @@ class Network:
         for index, layer in enumerate(self._weights.layers):
             if clock is not None:
                 clock.mark(f"layer {index}: attention and router")
+            if step.watch is not None and isinstance(layer.mlp, MoeWeights):
+                x = step.watch.enter(index, x)
             x = self._attention(index, layer, dense, x, turn, step)
             x = self._mlp(index, layer, dense, x, step, experts)
         if clock is not None:
             clock.mark("")
         if step.tap is not None:
             step.tap.join()
+        if step.watch is not None:
+            step.watch.end()
         return x
 
-    def tap(self, forecaster: Forecaster) -> Tap:
-        """Its branch in the graphs of one row."""
-        return Tap(self.spec, self._weights, forecaster, self._weights.embed.dtype, self._turns.device)
+    def tap(self, forecaster: Forecaster, fetching: Fetching | None = None) -> Tap:
+        """Its branch in the graphs of one row. `fetching`: what it names is sent for on the device."""
+        return Tap(self.spec, self._weights, forecaster, self._weights.embed.dtype, self._turns.device, fetching)
 
     def head(self, x: Tensor) -> Tensor:
         """Logits of rows of `hidden`: [R, vocab], fp32."""
@@ -136,17 +141,19 @@ class Network:
                 logits, top_k=spec.top_k, renormalise=spec.renormalise, experts=chosen, gates=gates,
                 positions=step.positions, mailbox=None if step.mailbox is None else step.mailbox[order],
                 stamp=None if step.mailbox is None else step.stamp,
-                forced=None if step.forced is None else step.forced[order], tickets=experts.tickets(index),
+                forced=None if step.forced is None else step.forced[order], tickets=experts.tickets(index, order),
             )  # fmt: skip
         experts.begin(index, chosen)
         shared.begin()
+        if step.watch is not None:
+            chosen, gates = step.watch.settle(index, Sighted(order, x, normed, *shared.queued, chosen, gates))
         if step.tap is not None:
             step.tap.look(Sighted(order, x, normed, *shared.queued, chosen, gates), step)
         if step.clock is not None:
             step.clock.mark(f"layer {index}: experts")
         pairs = step.rows * spec.top_k
         part = x.new_empty(pairs, x.shape[1], dtype=torch.float32)
-        experts.run(index, normed, chosen, act=x.new_empty(pairs, spec.width), part=part)
+        experts.run(index, order, normed, chosen, act=x.new_empty(pairs, spec.width), part=part)
         out = torch.empty_like(x)
         value, switch = shared.join()
         combine(part, chosen, gates, x, out=out, shared=value, shared_switch=switch)

@@ -5,10 +5,9 @@ on to the source. Legend: L MoE layers, h horizons.
 from collections.abc import Sequence
 
 from steerpipe.core.blocks import Guessing
+from steerpipe.kernels.foretell import LEAST_PROBABILITY
 from steerpipe.model.gpu.mailbox import Mailbox
 from steerpipe.model.gpu.tap import probabilities_of
-
-LEAST_PROBABILITY = 0.2  # below it a guess displaces more than it brings
 
 
 class Steer:

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from steerpipe.kernels.foretell import Correction, HeadInputs, foretell, look
 from steerpipe.kernels.linear import row_linear
+from steerpipe.model.gpu.fetching import NAMED, Fetching
 from steerpipe.model.gpu.mailbox import Mailbox
 from steerpipe.model.gpu.rows import Step
 from steerpipe.model.moe import MoeWeights
 from steerpipe.model.spec import ModelSpec
 from steerpipe.model.weights import ModelWeights
 
-NAMED = 8
 PRIORITY = -2  # of its stream: its few kernels go before all others; the step's own are -1, a shared expert's 0
 _EXPERT, _PROBABILITY = 0xFFFF, 0x7FFF  # masks of a word's parts
 
@@ -77,6 +77,7 @@ class Tap:
     forecaster: Forecaster
     dtype: torch.dtype
     device: torch.device
+    fetching: Fetching | None = None  # who sends for what is named; None: the host, if anybody
     words: Mailbox = field(init=False)
     forced: Tensor = field(init=False)  # [L, h, n] int32: what is said instead; -1: its own
     _inputs: list[Tensor | None] = field(init=False)  # by horizon: [L, D]
@@ -145,6 +146,8 @@ class Tap:
             if number == 0 and self._stream is not None:
                 self._said = torch.cuda.Event()
                 self._said.record(self._stream)
+                if self.fetching is not None:
+                    self.fetching.said = self._said
 
     def _foretell(
         self, number: int, way: Head | Lookahead, target: int, order: int, state: Tensor, step: Step
@@ -166,6 +169,7 @@ class Tap:
             bias=way.bias[target : target + 1], positions=step.positions, stamp=step.stamp,
             words=self.words.words[order * self.forecaster.horizon + number], forced=self.forced[order, number],
             experts=step.experts[target] if decided else None, gates=step.gates[target] if decided else None,
+            sending=self.fetching.sending(order) if self.fetching is not None and number == 0 else None,
         )  # fmt: skip
 
 

@@ -121,6 +121,7 @@ export class Draft {
     const share = begun ? 1 : typed ? Math.min(1, ready / typed) : 0;
     const words = [`${Math.min(ready, typed)} of ${typed} tokens computed`];
     if (warmth.too_long) words.push("too long for the context");
+    if (warmth.crowded) words.push("waits for room beside other drafts");
     if (warmth.experts_expected) words.push(`${warmth.experts_ready} of ${warmth.experts_expected} experts ready`);
     if (warmth.bytes_in_flight) words.push(`${formatBytes(warmth.bytes_in_flight)} on the way`);
     if (begun) words.push(`answer begun (${begun})`);

@@ -2,12 +2,11 @@
 
 Where all blocks lie in pinned memory that kernels can read, an entry of the table never says "wait": it says where the
 block is. The router takes tickets for slots out of a ring, the expert kernels store what they read there, and the host
-follows some layers behind. All words go over the copy stream, in this order for each slot: the old owner's entry, the
-ring's word, the tail; and a router reads the tail before the table (docs/adr/0008-cuda.md).
+follows some layers behind. A router reads the tail of the ring before the table (docs/adr/0008-cuda.md).
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,20 +17,18 @@ from steerpipe.core.errors import TransferError
 from steerpipe.store.residency import Residency
 from steerpipe.transfer.cuda.ahead import LayerAhead
 from steerpipe.transfer.cuda.copier import PacedCopier
-from steerpipe.transfer.cuda.memory import ENTRY_BYTES
+from steerpipe.transfer.cuda.lent import MOST_SUPPLIED, LentSlots
+from steerpipe.transfer.cuda.sending import NOBODY, GuessSlots, guesses_of
 from steerpipe.transfer.cuda.serving import Server
 from steerpipe.transfer.cuda.shelf import Shelf
 from steerpipe.transfer.queue import Reason
 
-RING = 64  # words; at most half of them are in use, so none is overwritten that a router may still read
-MOST_SUPPLIED = RING // 2  # enough for ten layers that miss three experts each: so far may the host lag behind
 LEAST_SLOTS = 32  # with fewer, leases and batches want every slot for themselves
-NOMINEES = 16  # victims that are chosen at once
 PINNED = -(1 << 63)  # the sign bit of an entry: the address is one in pinned memory
 
 
 def supply_of(slots: int) -> int:
-    """How many of them lie in the ring: a quarter at most."""
+    """How many of them lie in the ring, a quarter at most: the host may lag by ten layers that miss three experts."""
     return min(MOST_SUPPLIED, slots // 4)
 
 
@@ -39,15 +36,11 @@ def can_land(shelf: Shelf) -> bool:
     """Whether kernels can read every block, at the link's own pace, and are told in order what is theirs."""
     views = all(shelf.backing.view(number) for number in range(len(shelf.experts)))
     paced = isinstance(shelf.copier, PacedCopier)
-    return views and not paced and shelf.copier.orders_words and supply_of(shelf.memory.slots) > 0
+    return views and not paced and shelf.copier.orders_words and supply_of(shelf.table.least_slots) > 0
 
 
 class SlotRing:
-    """A Landing (core/blocks.py) over the slots of a shelf. One thread, the copier's.
-
-    The n-th ticket ever is the n-th slot that was supplied. Between two layers that are followed, `taken` tickets are
-    accounted for; the device may have taken more.
-    """
+    """A Landing (core/blocks.py) over the slots of a shelf. One thread, the copier's."""
 
     def __init__(
         self, shelf: Shelf, ahead: LayerAhead, server: Server, device: torch.device,
@@ -57,28 +50,38 @@ class SlotRing:
         views = [shelf.backing.view(number) for number in range(len(shelf.experts))]
         assert all(views), "every block has a place that kernels can read"
         self._shelf, self._ahead, self._server, self._closing = shelf, ahead, server, closing
-        self._words = torch.zeros(RING + 4, dtype=torch.int64, device=device)  # aligned to 16 bytes, each of the three
-        self.ring: Tensor = self._words[:RING]
-        self.tail: Tensor = self._words[RING : RING + 1]
-        self.head: Tensor = self._words[RING + 2 : RING + 3]
-        self._first, self._tail = self.ring.data_ptr(), self.tail.data_ptr()
-        self._most = supply_of(shelf.memory.slots)
-        self._slots = [0] * RING  # of the ticket n at n % RING
-        self._supplied = 0
-        self.taken = 0
         self._adopted: set[int] = set()  # in this step
         self._last_layer = list(shelf.base)[-1]
-        shelf.copier.drain()  # the zeros are written
         shelf.memory.absent = [view | PINNED for view in views]
+        self._slots = LentSlots(shelf, device, supply_of(shelf.table.least_slots))
+        most = guesses_of(shelf.table.least_slots)
+        self.guesses = GuessSlots(shelf, device, most, self._slots, self._adopted) if most else None
+        shelf.copier.drain()  # the zeros are written
         for entry, absent in zip(shelf.memory.entries, shelf.memory.absent, strict=True):
             shelf.copier.write(entry, absent)
-        self._supply()
+        self._slots.supply(())
         shelf.copier.drain()  # no router may find an entry that is 0: it would wait, and nobody serves it
 
     @property
+    def ring(self) -> Tensor:
+        return self._slots.ring
+
+    @property
+    def tail(self) -> Tensor:
+        return self._slots.tail
+
+    @property
+    def head(self) -> Tensor:
+        return self._slots.head
+
+    @property
+    def taken(self) -> int:
+        return self._slots.taken
+
+    @property
     def lent(self) -> list[int]:
-        """Slots that the device may take, or has taken without our knowledge."""
-        return [self._slots[ticket % RING] for ticket in range(self.taken, self._supplied)]
+        """Slots that the device may take, or has taken without our knowledge: for misses and for guesses."""
+        return [slot for ring in self._rings for slot in ring.lent]
 
     def begin(self) -> int:
         """See Landing. TransferError if the source has been closed: its pinned memory must not be read any more."""
@@ -94,13 +97,13 @@ class SlotRing:
         self._shelf.now += 1
         self._shelf.served = True
         self._adopted.clear()
-        return self.taken
+        return self._slots.taken
 
     def follow(self, layer: int, reads: DirectReads, ticket: int) -> int:
         """See Landing."""
         shelf = self._shelf
         shelf.served = True
-        base, before = shelf.base[layer], self.taken
+        base, before = shelf.base[layer], self._slots.taken
         for number in reads.landed:
             self._adopt(base + number, ticket)
             ticket += 1
@@ -108,9 +111,9 @@ class SlotRing:
         missed = {base + index for index in reads.missed}
         shelf.table.touch_many(numbers, shelf.now)
         # Not for a layer that is followed again: a later one's slot may be half adopted then, and is in the ring still.
-        if self.taken > before or (reads.missed and self.taken == self._supplied):
-            self._supply()
-        self._count(numbers, missed)
+        if self._slots.taken > before or (reads.missed and self._slots.empty):
+            self._slots.supply({*self._adopted, *shelf.guessed})
+        self._count(numbers, missed, len(reads.sent))
         shelf.passed = base  # its router has posted: earlier layers have run
         shelf.pump()
         shelf.busy = layer != self._last_layer
@@ -123,8 +126,7 @@ class SlotRing:
         """
         shelf = self._shelf
         shelf.copier.drain()
-        self.taken = int(self.head.item())
-        lent = self.lent
+        lent = [*self._slots.forget(), *(self.guesses.forget() if self.guesses is not None else ())]
         shelf.clear()
         shelf.table.mend(lent)
         for number, expert in enumerate(shelf.experts):
@@ -132,27 +134,41 @@ class SlotRing:
             shelf.here[number] = held
             place = shelf.memory.addresses[shelf.table.slot(expert)] if held else shelf.memory.absent[number]
             shelf.copier.write(shelf.memory.entries[number], place)
-        for ticket, slot in enumerate(lent, start=self.taken):
-            shelf.copier.write(self._first + ENTRY_BYTES * (ticket % RING), shelf.memory.addresses[slot])
-        shelf.copier.write(self._tail, self._supplied)
+        for ring in self._rings:
+            ring.restore()
         shelf.copier.drain()
+
+    def drop_guesses(self) -> None:
+        """Between two steps: what was sent for the next one's first layer is given up, and no slot is lent for any."""
+        if self.guesses is not None:
+            self.guesses.rest(0)
+            self.guesses.tags.fill_(NOBODY)
+
+    def relocate(self, moves: Mapping[int, int]) -> None:
+        """While the device is idle: slots that were lent lie elsewhere now."""
+        self._slots.relocate(moves)
+        if self.guesses is not None:
+            self.guesses.relocate(moves)
 
     def check(self) -> None:
         """When the device has finished and every step was followed: both sides say the same."""
-        shelf, lent, ring = self._shelf, self.lent, self.ring.tolist()
-        assert self.tail.item() == self._supplied, f"{self.tail.item()} slots are supplied, not {self._supplied}"
-        assert self.head.item() == self.taken, f"{self.head.item()} tickets were taken, {self.taken} followed"
-        assert len(set(lent)) == len(lent) <= self._most, f"the ring holds {lent}"
-        assert set(lent) == set(shelf.table.reserved), f"lent are {sorted(shelf.table.reserved)}, not {sorted(lent)}"
-        for ticket, slot in enumerate(lent, start=self.taken):
-            assert ring[ticket % RING] == shelf.memory.addresses[slot], f"ticket {ticket} leads elsewhere"
+        lent, reserved = self.lent, self._shelf.table.reserved
+        self._slots.check()
+        if self.guesses is not None:
+            self.guesses.check()
+        assert len(set(lent)) == len(lent), f"the rings hold {lent}"
+        assert set(lent) == set(reserved), f"lent are {sorted(reserved)}, not {sorted(lent)}"
+
+    @property
+    def _rings(self) -> list[LentSlots]:
+        return [self._slots, *([] if self.guesses is None else [self.guesses.slots])]
 
     def _adopt(self, number: int, ticket: int) -> None:
         """The block is in its slot, or will be before any kernel looks for it in the table: one stream computes."""
-        if ticket < self.taken:
+        if ticket < self._slots.taken:
             return
-        assert ticket == self.taken < self._supplied, f"ticket {ticket} of {self._supplied}, {self.taken} are taken"
-        shelf, slot = self._shelf, self._slots[ticket % RING]
+        assert ticket == self._slots.taken, f"ticket {ticket}, {self._slots.taken} are taken"
+        shelf, slot = self._shelf, self._slots.take()
         if shelf.here[number] and shelf.table.slots_of([number]) != [slot]:
             # Its entry was on its way when the router looked: it has come twice. The slot is the next to be lent:
             # nobody but a later kernel may write there, after the one that is about to.
@@ -164,23 +180,10 @@ class SlotRing:
             shelf.copier.write(shelf.memory.entries[number], shelf.memory.addresses[slot])
             shelf.here[number] = 1
             self._adopted.add(number)
-        self.taken = ticket + 1
+        self._slots.taken = ticket + 1
 
-    def _supply(self) -> None:
-        """Fills the ring. The tail comes last: whoever sees it finds none of the old owners in the table."""
-        shelf, table = self._shelf, self._shelf.table
-        wanted = self._most - (self._supplied - self.taken)
-        if table.nominees < wanted and table.free_slots + len(table.lingering) < wanted:
-            table.nominate(max(wanted, NOMINEES), shelf.now)
-        for slot in shelf.lend(wanted, {*self._adopted, *shelf.guessed}):
-            at = self._supplied % RING
-            self._slots[at] = slot
-            self._supplied += 1
-            shelf.copier.write(self._first + ENTRY_BYTES * at, shelf.memory.addresses[slot])
-        shelf.copier.write(self._tail, self._supplied)
-
-    def _count(self, numbers: Sequence[int], missed: set[int]) -> None:
-        """As if it had been served; every miss moves its block, kept or not."""
+    def _count(self, numbers: Sequence[int], missed: set[int], sent: int) -> None:
+        """As if it had been served; every miss moves its block, kept or not. `sent`: counted when they are settled."""
         shelf, tally = self._shelf, self._shelf.tally
         claimed = 0
         if shelf.guessed or shelf.table.lingering:
@@ -194,6 +197,6 @@ class SlotRing:
         tally.leases += 1
         tally.leased += len(numbers)
         tally.misses += len(missed)
-        demand.hits += len(numbers) - len(missed) - claimed
+        demand.hits += len(numbers) - len(missed) - sent - claimed
         demand.transfers += len(missed)
         demand.read_bytes += sum(shelf.size_of(number) for number in missed)

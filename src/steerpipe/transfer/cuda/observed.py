@@ -48,6 +48,10 @@ class Observed:
         return self._shelf.now
 
     @property
+    def slots(self) -> int:
+        return self._shelf.table.slots
+
+    @property
     def fast_bytes(self) -> int:
         """What slots and table take on the device: all of it from the start."""
         return self._shelf.memory.total_bytes

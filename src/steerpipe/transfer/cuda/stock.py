@@ -90,7 +90,7 @@ class Stock:
                 self.backing.ring.send_for(number, urgent=reason is Reason.DEMAND)
             del self._begun[number]
 
-    def send(self, numbers: list[int], *, transient: bool) -> list[int]:
+    def send(self, numbers: list[int], *, transient: bool, reason: Reason = Reason.PREFETCH) -> list[int]:
         """Sends for ABSENT experts that nobody waits for yet, as far as there are slots; who is coming.
 
         Kernels that are queued from now on find none of the evicted in the table: a served step would read on where
@@ -106,7 +106,7 @@ class Stock:
         if coming:
             self.copier.join(self.copier.copied())
         for first in range(0, len(coming), GROUP):
-            self.fetch(coming[first : first + GROUP], Reason.PREFETCH)
+            self.fetch(coming[first : first + GROUP], reason)
             self.settle_marked()
         return coming
 

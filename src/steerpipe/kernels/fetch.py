@@ -1,0 +1,115 @@
+"""Blocks that may be wanted, read from pinned memory into lent slots while the link is idle: a prefix each.
+
+`foretell` has taken tickets for experts of the next layer and left a tag for each; the programs of `fetch` share one
+block after the other, chunk by chunk, and stop when that layer's router has looked. Nobody waits for them: whoever
+wants a block reads what has come from its slot and the rest from pinned memory (experts_row.py). A word of progress
+carries its step's stamp, so one of an earlier step counts for nothing. Legend: N guesses, G programs, E experts.
+"""
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from steerpipe.core.blocks import GUESSES
+
+PROGRAMS = 64
+WARPS = 8
+CHUNK_BYTES = 4096  # of one program; all of them together keep more under way than the link's latency times its rate
+ROUND_BYTES = PROGRAMS * CHUNK_BYTES
+WHOLE = (1 << 15) - 1  # a word of the mail: stamp << 32 | share that moved << 16 | expert
+NOBODY = 0xFFFFFFFF
+
+
+@triton.jit
+def _copy_share(
+    source, place, progress, looked, now,
+    SIZE: tl.constexpr, ROUNDS: tl.constexpr, PROGRAMS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Every PROGRAMS-th chunk, from one's own on, until the router has looked. Progress counts rounds."""
+    word = tl.arange(0, CHUNK // 4)
+    origin = tl.multiple_of(source.to(tl.pointer_type(tl.int32)), 16)
+    target = tl.multiple_of(place.to(tl.pointer_type(tl.int32)), 16)
+    at = tl.program_id(0) * (CHUNK // 4)
+    rounds = 0
+    going = True
+    while going:
+        inside = at + word < SIZE // 4
+        tl.store(target + at + word, tl.load(origin + at + word, inside), inside)
+        at += PROGRAMS * (CHUNK // 4)
+        rounds = tl.where(at < SIZE // 4, rounds + 1, ROUNDS)  # all end on the same count
+        said = tl.atomic_add(looked, 0, sem="relaxed")  # one thread asks, so all of them go on or none
+        going = (at < SIZE // 4) & (said < now)
+        ended = tl.where(going, 0, 1).to(tl.int64) << 31
+        tl.debug_barrier()
+        tl.atomic_xchg(progress + tl.program_id(0), (now << 32) | ended | rounds, sem="release")
+
+
+@triton.jit
+def _fetch(
+    tags, ring, pinned, looked, stamp, progress, arrived, mail,
+    SIZE: tl.constexpr, ROUNDS: tl.constexpr, N: tl.constexpr, PROGRAMS: tl.constexpr, CHUNK: tl.constexpr,
+    WHOLE: tl.constexpr, NOBODY: tl.constexpr, LATER: tl.constexpr,
+):  # fmt: skip
+    now = tl.load(stamp) + LATER
+    for number in range(N):
+        tag = tl.load(tags + number)
+        if (tag >> 32 == now) & (tl.atomic_add(looked, 0, sem="relaxed") < now):
+            place = tl.load(ring + ((tag >> 16) & 0xFFFF))
+            source = tl.load(pinned + (tag & 0xFFFF)) & 0x7FFFFFFFFFFFFFFF
+            _copy_share(
+                source, place, progress + number * PROGRAMS, looked, now, SIZE, ROUNDS, PROGRAMS, CHUNK
+            )  # fmt: skip
+    tl.debug_barrier()
+    if tl.atomic_add(arrived, 1, sem="acq_rel") % PROGRAMS == PROGRAMS - 1:  # the last one says how far all came
+        for number in range(N):
+            tag = tl.load(tags + number)
+            words = tl.load(progress + number * PROGRAMS + tl.arange(0, PROGRAMS), volatile=True)
+            moved = tl.sum(tl.where(words >> 32 == now, words & 0x7FFFFFFF, 0), 0) * WHOLE // (ROUNDS * PROGRAMS)
+            told = tl.where(tag >> 32 == now, (moved << 16) | (tag & 0xFFFF), NOBODY)
+            tl.store(mail + number, ((now - LATER) << 32) | told, cache_modifier=".wt")
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Words of one layer that a tap before it, its router and `fetch` share; all int64 on the device.
+
+    tags [N]: stamp << 32 | place in the ring << 16 | expert. progress [N, G]: stamp << 32 | ended << 31 | rounds
+    that are there.
+    looked [1]: the stamp of the step in which the layer's router looked last. pinned [E]: where blocks lie; their sign
+    bits are ignored.
+    """
+
+    tags: Tensor
+    progress: Tensor
+    looked: Tensor
+    pinned: Tensor
+
+
+@triton.jit
+def _stop(looked, stamp):
+    tl.store(looked, tl.load(stamp) + 1)
+
+
+def stop(looked: Tensor, stamp: Tensor) -> None:
+    """Whoever fetches for the first layer of the next step stops: this one ends."""
+    _stop[(1,)](looked, stamp, num_warps=1)
+
+
+def fetch(
+    given: Fetched, *, ring: Tensor, stamp: Tensor, size_bytes: int, arrived: Tensor, mail: Tensor, later: int = 0
+) -> None:  # fmt: skip
+    """Copies the tagged experts' blocks into their slots, in order, until the router has looked.
+
+    `later`: the tags are for so many steps after this one.
+
+    ring: slots, as `Tickets` has them. arrived [1] int64 belongs to this layer. mail [N] in pinned memory comes when
+    nobody writes any more: per guess stamp << 32 | share that moved (of WHOLE) << 16 | expert, or stamp << 32 | NOBODY.
+    """
+    assert size_bytes % 16 == 0, f"a block of {size_bytes} bytes"
+    _fetch[(PROGRAMS,)](
+        given.tags, ring, given.pinned, given.looked, stamp, given.progress, arrived, mail,
+        SIZE=size_bytes, ROUNDS=-(-size_bytes // ROUND_BYTES), N=GUESSES, PROGRAMS=PROGRAMS, CHUNK=CHUNK_BYTES,
+        WHOLE=WHOLE, NOBODY=NOBODY, LATER=later, num_warps=WARPS,
+    )  # fmt: skip

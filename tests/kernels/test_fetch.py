@@ -1,0 +1,201 @@
+"""Blocks that are sent for before their layer looks: who takes slots, what is copied, and that no bit depends on it."""
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from steerpipe.core.blocks import GUESSES
+from steerpipe.kernels.experts import Reads, expert_row
+from steerpipe.kernels.fetch import CHUNK_BYTES, PROGRAMS, ROUND_BYTES, Fetched, fetch
+from steerpipe.kernels.foretell import LEAST_PROBABILITY, SURE, Sending, foretell
+from steerpipe.kernels.router import Guessed, Tickets, route
+from steerpipe.model.gpu.mailbox import Mailbox
+from tests.kernels.expert_slots import fill_slots, poisoned
+
+PINNED = -(1 << 63)
+STAMP = 7
+MARGIN = 16 << 10  # rows that one program reads together: all of them where their last byte lies
+EXPERTS, RING = 12, 8
+
+
+def words(count: int) -> Tensor:
+    return torch.zeros(count, dtype=torch.int64)
+
+
+@dataclass
+class Layer:
+    """What a tap, a router and `fetch` share, over blocks of `size` random bytes and as many slots."""
+
+    size: int
+    blocks: Tensor = field(init=False)
+    slots: Tensor = field(init=False)
+    shared: Fetched = field(init=False)
+    ring: Tensor = field(init=False)
+    mail: Mailbox = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.blocks = torch.randint(0, 256, (EXPERTS, self.size), dtype=torch.uint8)
+        self.slots = torch.full((RING, self.size), 0x55, dtype=torch.uint8)
+        places = torch.tensor([block.data_ptr() | PINNED for block in self.blocks])
+        self.shared = Fetched(torch.full((GUESSES,), -1), words(GUESSES * PROGRAMS), words(1), places)
+        self.ring = torch.tensor([slot.data_ptr() for slot in self.slots])
+        self.mail = Mailbox(1, GUESSES, pinned=False)
+
+    def tag(self, number: int, place: int, expert: int, stamp: int = STAMP) -> None:
+        self.shared.tags[number] = stamp << 32 | place << 16 | expert
+
+    def fetch(self) -> list[tuple[int, float]]:
+        fetch(
+            self.shared, ring=self.ring, stamp=torch.tensor([STAMP]), size_bytes=self.size, arrived=words(1),
+            mail=self.mail.words[0],
+        )  # fmt: skip
+        return [(each.expert, each.share) for each in self.mail.take_sent(0, STAMP, lambda: True)]
+
+
+@pytest.mark.parametrize("size", [4096, CHUNK_BYTES * PROGRAMS, ROUND_BYTES * 2 + CHUNK_BYTES + 48])
+def test_what_is_tagged_comes_whole_and_nothing_else_is_written(size: int) -> None:
+    layer = Layer(size)
+    layer.tag(0, 5, 3)
+    layer.tag(1, 2, 11)
+    assert layer.fetch() == [(3, 1.0), (11, 1.0)]
+    assert torch.equal(layer.slots[5], layer.blocks[3]) and torch.equal(layer.slots[2], layer.blocks[11])
+    assert (layer.slots[[0, 1, 3, 4, 6, 7]] == 0x55).all()
+    assert layer.shared.progress.tolist() == [STAMP << 32 | 1 << 31 | -(-size // ROUND_BYTES)] * (GUESSES * PROGRAMS)
+
+
+def test_tags_of_another_step_are_nobodys() -> None:
+    layer = Layer(4096)
+    layer.tag(0, 5, 3, stamp=STAMP - 1)
+    layer.tag(1, 2, 11)
+    assert layer.fetch() == [(11, 1.0)]
+    assert (layer.slots[5] == 0x55).all()
+
+
+def test_nothing_begins_when_the_router_has_looked() -> None:
+    layer = Layer(4096)
+    layer.tag(0, 5, 3)
+    layer.shared.looked[0] = STAMP
+    assert layer.fetch() == [(3, 0.0)], "it took a ticket all the same"
+    assert (layer.slots == 0x55).all() and not layer.shared.progress.any()
+
+
+def send(likely: list[tuple[int, float]], absent: set[int], head: int, sighted: int, position: int = 4) -> list[int]:
+    """Tags behind a tap that names these experts; -1 where there is none."""
+    table = torch.tensor([each | PINNED if each in absent else 9000 + each for each in range(1, EXPERTS + 1)])
+    tags, heads = torch.full((GUESSES,), -1), torch.tensor([head])
+    forced = torch.zeros(8, dtype=torch.int32)
+    for rank, (expert, chance) in enumerate(likely):
+        forced[rank] = round(chance * SURE) << 16 | expert
+    foretell(
+        torch.zeros(1, EXPERTS), None, top_k=2, renormalise=True, scale=torch.ones(1), bias=torch.zeros(1),
+        positions=torch.tensor([position]), stamp=torch.tensor([STAMP]), words=words(8), forced=forced,
+        sending=Sending(table, torch.arange(RING), torch.tensor([sighted]), heads, tags, words(8)),
+    )  # fmt: skip
+    assert int(heads[0]) == head + int((tags >= 0).sum())
+    return [int(tag) for tag in tags]
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.tuples(st.integers(0, EXPERTS - 1), st.sampled_from([0.0, 0.1, 0.5, 1.0])), max_size=8),
+    st.sets(st.integers(1, EXPERTS)), st.integers(0, 20), st.integers(0, 4),
+)  # fmt: skip
+@example([(3, 1.0), (3, 1.0), (4, 0.5)], {4, 5}, 2, 4)
+@example([(3, 1.0), (4, 0.5)], {4, 5}, 2, 1)
+def test_likely_absent_experts_take_the_next_tickets_that_a_router_has_seen(
+    likely: list[tuple[int, float]], absent: set[int], head: int, supplied: int
+) -> None:
+    named: list[int] = []
+    for rank, (expert, chance) in enumerate(likely):
+        first = expert not in [each for each, _ in likely[:rank]]
+        if first and chance >= LEAST_PROBABILITY and expert + 1 in absent:
+            named.append(expert)
+    sent = named[: min(GUESSES, supplied)]
+    tags = [STAMP << 32 | (head + at) % RING << 16 | expert for at, expert in enumerate(sent)]
+    assert send(likely, absent, head, head + supplied) == tags + [-1] * (GUESSES - len(sent))
+
+
+def test_a_row_without_a_position_sends_for_nobody() -> None:
+    assert send([(3, 1.0)], set(range(1, 13)), 0, 4, position=-1) == [-1] * GUESSES
+
+
+@settings(max_examples=25)
+@given(
+    chosen=st.lists(st.integers(0, EXPERTS - 1), unique=True, min_size=1, max_size=5),
+    absent=st.sets(st.integers(0, EXPERTS - 1)), supply=st.integers(0, 3),
+    sent=st.lists(st.integers(0, EXPERTS - 1), unique=True, max_size=GUESSES),
+    stamp=st.sampled_from([STAMP, STAMP - 1]),
+)  # fmt: skip
+@example(chosen=[1, 2, 3], absent={1, 2}, supply=2, sent=[2], stamp=STAMP)
+def test_what_was_sent_for_is_kept_where_it_goes_and_takes_no_ticket(
+    chosen: list[int], absent: set[int], supply: int, sent: list[int], stamp: int
+) -> None:
+    table = torch.tensor([(500 + each) | PINNED if each in absent else 9000 + each for each in range(EXPERTS)])
+    layer = Layer(64)
+    for number, expert in enumerate(sent):
+        layer.tag(number, 3 + number, expert, stamp)
+    since, sighted = torch.full((len(chosen),), 77), words(1)
+    guessed = Guessed(layer.shared, layer.ring, torch.tensor([6]), sighted, words(GUESSES), since)
+    tickets = Tickets(
+        table,
+        1000 + torch.arange(RING),
+        torch.tensor([supply]),
+        words(1),
+        words(len(chosen)),
+        words(len(chosen)),
+        guessed,
+    )
+    logits = torch.zeros(1, EXPERTS)
+    for rank, expert in enumerate(chosen):
+        logits[0, expert] = 10.0 - rank
+    mailbox = Mailbox(1, len(chosen), pinned=False)
+    route(
+        logits, top_k=len(chosen), renormalise=True, experts=torch.zeros(1, len(chosen), dtype=torch.int32),
+        gates=torch.zeros(1, len(chosen)), positions=torch.tensor([3]), mailbox=mailbox.words[0],
+        stamp=torch.tensor([STAMP]), tickets=tickets,
+    )  # fmt: skip
+    live = sent if stamp == STAMP else []
+    found = [expert for expert in chosen if expert in absent and expert in live]
+    missed = [expert for expert in chosen if expert in absent and expert not in live]
+    landed = missed[:supply]
+    reads = mailbox.take_reads(0, STAMP, lambda: False)
+    assert (reads.routed, reads.missed, reads.landed, reads.sent) == (chosen, missed, landed, found)
+    place = {each: 1000 + at for at, each in enumerate(landed)}
+    place |= {each: int(layer.ring[3 + sent.index(each)]) for each in found}
+    assert tickets.target.tolist() == [place.get(expert, 0) for expert in chosen]
+    rows = {each: layer.shared.progress.data_ptr() + 8 * PROGRAMS * sent.index(each) for each in found}
+    assert since.tolist() == [rows.get(expert, 0) for expert in chosen]
+    assert (int(sighted[0]), int(layer.shared.looked[0])) == (6, STAMP)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "int8", "int4"])
+@pytest.mark.parametrize("slowest", [0, 1, 3])
+def test_bits_do_not_depend_on_how_much_of_a_block_has_come(kind: str, slowest: int) -> None:
+    """Where it has come, pinned memory is not read any more, and what had not come is kept."""
+    hidden, width = (384, 448) if kind == "int4" else (256, 320) if kind == "int8" else (256, 192)
+    slots = fill_slots(kind, hidden, width, 3)
+    size = slots.blocks[0].numel()
+    x, experts = torch.randn(1, hidden), torch.tensor([2, 0], dtype=torch.int32)
+    act, wanted = poisoned(2, width, dtype=x.dtype), poisoned(2, hidden)
+    expert_row(x, experts, slots.table, slots.form, act=act, part=wanted)
+    here = min(slowest * ROUND_BYTES, size)
+    whole, far = slots.blocks[2].clone(), slots.blocks[2].clone()
+    far[: max(0, here - MARGIN)] = 0x7F
+    near = torch.full_like(whole, 0x55)
+    near[:here] = whole[:here]
+    progress = torch.full((PROGRAMS,), STAMP << 32 | 1 << 31 | 3)
+    progress[5] = (STAMP << 32 | 1 << 31 | slowest) if slowest else (STAMP - 1) << 32 | 9  # of another step: nothing
+    reads = Reads(
+        torch.tensor([far.data_ptr() | PINNED, int(slots.table[0])]), torch.tensor([near.data_ptr(), 0]),
+        torch.tensor([progress.data_ptr(), 0]), torch.tensor([STAMP]),
+    )  # fmt: skip
+    part = poisoned(2, hidden)
+    expert_row(x, experts, slots.table, slots.form, act=act, part=part, reads=reads)
+    assert torch.equal(part, wanted)
+    form = slots.form
+    assert torch.equal(near[form.gate_up : form.gate_up + 64], whole[form.gate_up : form.gate_up + 64])
+    assert torch.equal(near[form.down : form.down + 64], whole[form.down : form.down + 64])
