@@ -132,11 +132,11 @@ class BlockFile:
             raise TransferError(
                 f"reading {self.expert_file} failed: {problem}", fix="check the disk, then try again"
             ) from None
-        self.check_block(layer, expert, block)
+        self.check_block(layer, expert, view)
 
-    def check_block(self, layer: int, expert: int, block: Tensor) -> None:
-        """Raises PackError unless the block (contiguous, on the CPU) is the one that was written."""
-        found, said = checksum(byte_view(block)), self._places[layer][expert].checksum
+    def check_block(self, layer: int, expert: int, block: memoryview) -> None:
+        """Raises PackError unless the block is the one that was written."""
+        found, said = checksum(block), self._places[layer][expert].checksum
         if found != said:
             raise PackError(
                 f"expert {expert} of layer {layer} in {self.expert_file} has checksum {found} instead of {said}",
