@@ -215,7 +215,7 @@ def test_a_served_step_gives_the_bits_of_a_leased_one(cell: int) -> None:
             assert source.serves(2 * len(kvs))
             (part,) = passes(rows)
             mailbox = Mailbox(2, cell * 2, pinned=False)
-            step = replace(gpu.decoder._eager_step(part), mailbox=mailbox.words)
+            step = replace(gpu.decoder._eager_step(part, None), mailbox=mailbox.words)
             step.stamp[0] = stamp
             with torch.inference_mode():
                 served = network.head(network.hidden(step, ServedHere(source, mailbox, stamp)))
