@@ -121,12 +121,12 @@ def test_promotion_without_ram_is_refused() -> None:
     assert "--ram" in caught.value.fix
 
 
-def test_promotion_is_refused_where_ram_holds_every_expert() -> None:
+def test_promotion_is_refused_where_ram_holds_every_expert_before_any_arm_is_run() -> None:
     prompt = read_prompts(EXAMPLE, words, 1)[0]
-    config = replace(CONFIG, ram="2GiB")
+    said: list[str] = []
     with pytest.raises(InputError, match="nothing to promote") as caught:
-        run_typing(None, config, [prompt], TypingOptions(("promotion",)), lambda _: None)
-    assert "less --ram" in caught.value.fix
+        run_typing(None, replace(CONFIG, ram="2GiB"), [prompt], TypingOptions(("nothing", "promotion")), said.append)
+    assert "less --ram" in caught.value.fix and not said
 
 
 def test_every_arm_gives_the_same_tokens_and_steering_comes_first() -> None:

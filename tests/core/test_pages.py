@@ -114,7 +114,19 @@ def test_where_everything_fits_on_the_card_nothing_is_shared() -> None:
     roomy = plan_shared_cuda_budget(config, FACTS, 8, MIB, free_bytes=1200 * MIB, free_ram_bytes=4000 * MIB)
     assert roomy.resident and roomy.pages is None
     tight = plan_shared_cuda_budget(config, FACTS, 8, MIB, free_bytes=1100 * MIB, free_ram_bytes=4000 * MIB)
-    assert tight.pages is not None and tight.pages.pages == int(75 * 0.98) and tight.pinned_bytes == 50 * MIB
+    assert tight.pages is not None and tight.pages.pages == 1100 * 0.98 - 1025 and tight.pinned_bytes == 50 * MIB
+    with pytest.raises(CapacityError, match="holds 0 pages"):
+        plan_shared_cuda_budget(config, FACTS, 8, MIB, free_bytes=1000 * MIB, free_ram_bytes=4000 * MIB)
+
+
+@pytest.mark.parametrize("kv_blocks", [8, 64])
+def test_on_a_card_of_any_size_the_experts_are_resident_or_share(kv_blocks: int) -> None:
+    config, resident = EngineConfig(kv_memory="shared"), []
+    for free in range(1120 * MIB, 1320 * MIB, MIB):
+        budget = plan_shared_cuda_budget(config, FACTS, kv_blocks, MIB, free_bytes=free, free_ram_bytes=4000 * MIB)
+        assert budget.resident != (budget.pages is not None), f"{free // MIB} MiB free"
+        resident.append(budget.resident)
+    assert resident == sorted(resident) and {*resident} == {False, True}
 
 
 def test_on_a_gpu_keys_and_values_take_half_of_the_packed_share() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from steerpipe.core.errors import TransferError
 from steerpipe.core.protocols import Lease
 from steerpipe.core.sampling import SamplingSettings
-from steerpipe.engine.prefixes import PrefixStore
+from steerpipe.engine.prefixes import PrefixStore, as_bytes
 from steerpipe.engine.request import Request
 from steerpipe.model.kv_cache import BLOCK, KvPool
 from tests.engine.test_engine import GREEDY, Bench, bench, complete, model, prompt
@@ -228,3 +228,15 @@ def test_whatever_is_kept_every_request_gets_its_answer_and_no_block_leaks(
         assert here.engine.take_completion(sequence).token_ids == alone(seed, count, limit)
     here.engine.forget_prefixes()
     assert here.pool.live_blocks == 0
+
+
+def test_prompts_that_are_being_typed_do_not_count_among_the_sixty_four() -> None:
+    prefixes = store(200)
+    typed = [[1000 + number] * 20 for number in range(70)]
+    prefixes.typed = lambda: [("a", as_bytes(ids)) for ids in typed]
+    for number, ids in enumerate(typed):
+        keep(prefixes, "a", ids)
+        keep(prefixes, "a", [5000 + number] * 20)
+    assert all(prefixes.shared("a", ids) == 20 for ids in typed)
+    left = [prefixes.shared("a", [5000 + number] * 20) for number in range(70)]
+    assert left == [0] * 6 + [20] * 64, "the oldest went"

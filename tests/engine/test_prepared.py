@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from steerpipe.core.errors import CapacityError
 from steerpipe.core.events import TokenEvent
 from steerpipe.core.ids import SequenceId
 from steerpipe.core.sampling import SamplingSettings
+from steerpipe.engine.prefixes import as_bytes
 from steerpipe.engine.request import Promise, Request
 from steerpipe.engine.turns import Turns
 from tests.engine.test_engine import GREEDY, Bench, bench, complete, prompt
@@ -227,3 +229,71 @@ def test_nothing_is_known_of_an_answer_that_has_been_claimed() -> None:
     here = bench()
     sequence = ahead(here, prompt(1, 40))
     assert here.engine.claim(sequence) and here.engine.opening(sequence) is None
+
+
+def work(here: Bench) -> None:
+    """Until there is nothing to do."""
+    while not here.engine.idle:
+        here.engine.step()
+    here.engine.check_integrity()
+
+
+def typing(here: Bench, prompts: dict[str, list[int]]) -> None:
+    """Each is computed, and is being typed by its scope."""
+    for scope, ids in prompts.items():
+        here.engine.prepare(Request(tuple(ids), GREEDY, scope=scope, prompt_only=True))
+        work(here)
+    here.engine.prefixes.typed = lambda: [(scope, as_bytes(ids)) for scope, ids in prompts.items()]
+
+
+def test_what_is_prepared_takes_nothing_of_what_others_type_and_a_request_does() -> None:
+    here, theirs = bench(blocks=3, max_context=384), prompt(2, 200)
+    typing(here, {"b": theirs})
+    with pytest.raises(CapacityError, match="other drafts hold the room"):
+        here.engine.prepare(Request(tuple(prompt(1, 200)), GREEDY, scope="a", prompt_only=True))
+    assert here.engine.idle and here.engine.prefixes.shared("b", theirs) == 200
+    here.engine.submit(Request(tuple(prompt(1, 200)), GREEDY, batched=True, scope="a"))
+    work(here)
+    assert here.engine.prefixes.shared("b", theirs) == 0
+
+
+def test_a_prompt_that_goes_on_has_the_block_of_its_own_end() -> None:
+    here, own, theirs = bench(blocks=3, max_context=384), prompt(1, 256), prompt(2, 100)
+    typing(here, {"b": theirs, "a": own[:208]})
+    assert here.pool.live_blocks == 3
+    sequence = here.engine.prepare(Request(tuple(own), GREEDY, scope="a", prompt_only=True))
+    work(here)
+    done = here.engine.take_completion(sequence)
+    assert done.timings.prompt_n == 48, "nothing is computed a second time"
+    assert here.engine.prefixes.shared("a", own) == 256 and here.engine.prefixes.shared("b", theirs) == 100
+
+
+def test_a_prompt_that_has_no_room_to_go_on_keeps_what_there_is_of_it() -> None:
+    here, own, theirs = bench(blocks=3, max_context=384), prompt(1, 300), prompt(2, 100)
+    typing(here, {"b": theirs, "a": own[:208]})
+    with pytest.raises(CapacityError):
+        here.engine.prepare(Request(tuple(own), GREEDY, scope="a", prompt_only=True))
+    assert here.engine.prefixes.shared("a", own) == 208 and here.engine.prefixes.shared("b", theirs) == 100
+    here.engine.check_integrity()
+
+
+def test_what_was_prepared_is_given_up_where_others_have_typed_before_it_was_its_turn() -> None:
+    here, theirs = bench(blocks=3, max_context=384), prompt(2, 240)
+    here.engine.submit(Request(tuple(theirs), replace(GREEDY, max_tokens=4), batched=True, scope="b"))
+    here.engine.step()
+    sequence = here.engine.prepare(Request(tuple(prompt(1, 300)), GREEDY, scope="a", prompt_only=True))
+    here.engine.step()
+    assert here.engine.load.running == 1, "it holds nothing that an answer could want"
+    here.engine.prefixes.typed = lambda: [("b", as_bytes(theirs[:128]))]
+    work(here)
+    assert not here.engine.runs(sequence) and not here.engine.ended(sequence)
+    assert here.engine.prefixes.shared("b", theirs) >= 128
+
+
+def test_an_answer_that_is_claimed_takes_room_of_what_others_type() -> None:
+    here, theirs = bench(blocks=3, max_context=384), prompt(2, 200)
+    typing(here, {"b": theirs})
+    sequence = ahead(here, prompt(1, 100), 4, replace(GREEDY, max_tokens=60))
+    assert here.engine.prefixes.shared("b", theirs) == 200
+    assert here.engine.claim(sequence) and here.engine.prefixes.shared("b", theirs) == 0
+    work(here)

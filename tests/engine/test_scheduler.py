@@ -11,7 +11,7 @@ from steerpipe.core.ids import SequenceId
 from steerpipe.core.sampling import SamplingSettings
 from steerpipe.engine.prefixes import PrefixStore
 from steerpipe.engine.request import Request, Sequence
-from steerpipe.engine.scheduler import DecodeStep, PrefillStep, Scheduler, reserved_blocks
+from steerpipe.engine.scheduler import DecodeStep, PrefillStep, Scheduler
 from steerpipe.engine.text import TextStream
 from steerpipe.model.kv_cache import KvPool
 from steerpipe.model.spec import AttentionSpec, DenseMlpSpec, LayerSpec, ModelSpec, RopeKind, RopeSpec
@@ -171,7 +171,7 @@ def test_at_most_max_batch_sequences_run() -> None:
 )
 def test_a_sequence_reserves_what_it_may_become_without_its_last_token(prompt: int, limit: int, blocks: int) -> None:
     bench = Bench()
-    assert reserved_blocks(bench.add(prompt, limit)) == blocks
+    assert bench.add(prompt, limit).reserved_blocks == blocks
 
 
 def test_a_sequence_waits_until_the_pool_can_hold_all_that_it_may_become() -> None:
@@ -217,7 +217,7 @@ def test_every_sequence_is_answered_within_the_capacity(
 ) -> None:
     bench = Bench(blocks=blocks, max_batch=max_batch, prefill_chunk=chunk)
     sequences = [bench.add(prompt, limit, batched=batched) for prompt, limit, batched in wanted]
-    sequences_that_fit = [s for s in sequences if reserved_blocks(s) <= blocks]
+    sequences_that_fit = [s for s in sequences if s.reserved_blocks <= blocks]
     assert sequences_that_fit == sequences, "the engine refuses the others before they come here"
     steps = 0
     while not bench.scheduler.idle:

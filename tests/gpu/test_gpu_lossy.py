@@ -72,8 +72,9 @@ def test_the_cpu_computes_what_is_pinned_and_the_answer_hardly_changes(form: str
     assert found.substituted is not None and found.substituted.computed and not found.substituted.substituted
     for own, other in zip(found.logprobs[:3], expected.logprobs[:3], strict=True):
         assert own.logprob == pytest.approx(other.logprob, abs=0.1)
-    with pytest.raises(ConfigError, match="no expert lies in RAM"):
+    with pytest.raises(ConfigError, match="no expert lies in pinned memory") as raised:
         Pipeline(tmp_path / form, **SETTINGS | {"fast_memory": "25%", "quality": "cpu", "pin": "0"})
+    assert "--pin" in raised.value.fix
 
 
 def recorded(asked: str) -> tuple[Timeline, Any]:

@@ -176,7 +176,7 @@ def test_what_was_sent_for_is_kept_where_it_goes_and_takes_no_ticket(
 @pytest.mark.parametrize("slowest", [0, 1, 3])
 def test_bits_do_not_depend_on_how_much_of_a_block_has_come(kind: str, slowest: int) -> None:
     """Where it has come, pinned memory is not read any more, and what had not come is kept."""
-    hidden, width = (384, 448) if kind == "int4" else (256, 320) if kind == "int8" else (256, 192)
+    hidden, width = (384, 448) if kind == "int4" else (256, 512) if kind == "int8" else (256, 192)
     slots = fill_slots(kind, hidden, width, 3)
     size = slots.blocks[0].numel()
     x, experts = torch.randn(1, hidden), torch.tensor([2, 0], dtype=torch.int32)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from steerpipe.core.errors import CapacityError
-from steerpipe.engine.prefixes import PrefixStore
+from steerpipe.engine.prefixes import PrefixStore, as_bytes
 from steerpipe.model.kv_cache import BLOCK
 from steerpipe.model.kv_pages import PagedKvPool
 from tests.model.test_kv_cache import SPEC, extend, marks_of, numbered
@@ -109,7 +109,7 @@ def test_prompts_that_are_being_typed_stay_beside_the_quarter_and_go_last() -> N
     pool, _ = pool_of(8)
     prefixes = PrefixStore(pool)
     typed = [numbered(BLOCK, 1000 * number) for number in range(3)]
-    prefixes.typed = lambda: [("a", ids[:16]) for ids in typed]
+    prefixes.typed = lambda: [("a", as_bytes(ids[:16])) for ids in typed]
     for ids in (*typed, *(numbered(BLOCK, 50_000 + 1000 * number) for number in range(4))):
         kv = pool.sequence()
         kv.append(BLOCK)

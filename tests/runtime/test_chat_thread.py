@@ -14,6 +14,7 @@ from steerpipe.core.sampling import SamplingSettings
 from steerpipe.engine.engine import Event
 from steerpipe.engine.tokenizer import ChatMessage
 from steerpipe.intake.difference import edit_between
+from steerpipe.intake.edits import delete, insert
 from steerpipe.runtime.chat_thread import ChatThread, TurnReport
 from steerpipe.runtime.pipeline import Pipeline
 
@@ -73,7 +74,7 @@ def test_a_pause_is_enough_for_the_answer_to_begin(nano: Pipeline) -> None:
     assert report.ahead_tokens > 0 and report.saved_seconds > 0
 
 
-@pytest.mark.parametrize("after", ["nothing", "stopped", "forgotten"])
+@pytest.mark.parametrize("after", ["nothing", "stopped", "given up and stopped", "forgotten"])
 def test_enter_tells_what_is_known_though_the_engine_is_in_the_middle_of_a_step(
     nano: Pipeline, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
@@ -95,13 +96,16 @@ def test_enter_tells_what_is_known_though_the_engine_is_in_the_middle_of_a_step(
         time.sleep(0.01)
     if after == "forgotten":
         thread.forget()
+    if after == "given up and stopped":  # a key and its Backspace: what was told has to be computed again
+        thread.edit(insert(0, "x", time.perf_counter()))
+        thread.edit(delete(0, 1, time.perf_counter()))
     words = thread.enter(text)
     if after == "forgotten":
         assert words._words.empty(), "it belongs to another conversation"
     else:
         first = next(words)
         assert isinstance(first, str) and first and wanted.startswith(first)
-    if after == "stopped":
+    if after.endswith("stopped"):
         thread.stop()
     goes_on.set()
     *rest, report = words
@@ -109,8 +113,9 @@ def test_enter_tells_what_is_known_though_the_engine_is_in_the_middle_of_a_step(
     assert isinstance(report, TurnReport)
     if after == "nothing":
         assert first + "".join(map(str, rest)) == wanted and report.ahead_tokens >= 3
-    elif after == "stopped":
+    elif after.endswith("stopped"):
         assert thread._history[-1].content.startswith(first) and report.finish_reason is FinishReason.CANCELLED
+        assert report.tokens >= 3
     else:
         assert "".join(map(str, rest)) == wanted
 

@@ -246,7 +246,7 @@ def test_a_pass_that_failed_lets_go_of_what_it_held() -> None:
 
 
 def test_impossible_policies_are_refused_with_the_reason() -> None:
-    with pytest.raises(ConfigError, match="no expert lies in RAM"):
+    with pytest.raises(ConfigError, match="nobody computes experts"):
         Substitutes(plan(MissPolicy.CPU), HalfThere(), NAMES, None)
     with pytest.raises(ConfigError, match="default vectors"):
         Substitutes(plan(MissPolicy.PATCH), HalfThere(), NAMES, None)

@@ -161,6 +161,39 @@ def test_what_the_server_has_told_is_not_told_again(pipe: Pipeline, known: int, 
     pipe.engine.forget_prefixes()
 
 
+def test_how_an_answer_begins_is_told_when_more_is_known_and_not_at_every_step_of_others(pipe: Pipeline) -> None:
+    known: list[int] = []
+    others = Submit(Ticket(0), replace(request(pipe), scope="b"))
+
+    def answer(message: FromEngine, _: Front) -> list[ToEngine]:
+        if isinstance(message, Begun):
+            known.append(len(message.opening.events))
+            return {3: [others], 4: [Stop()]}.get(len(known), [])
+        words = message.told if isinstance(message, Stepped) else ()
+        more = EditDraft(DRAFT, (insert(len(TEXT), " And of Spain?", 0.0),))
+        return [more for word in words if isinstance(word, Ended)]
+
+    front = Front(OPEN, EditDraft(DRAFT, (insert(0, TEXT, 0.0),)), answer=answer)
+    EngineLoop(pipe, cast("Connection", front)).run()
+    pipe.engine.forget_prefixes()
+    assert known == [1, 2, 3, 1], "the last is of another text"
+
+
+def test_what_drafts_are_told_is_counted_as_a_steps_overhead(pipe: Pipeline) -> None:
+    def answer(message: FromEngine, _: Front) -> list[ToEngine]:
+        if not isinstance(message, Begun):
+            return []
+        until = time.thread_time() + 0.05
+        while time.thread_time() < until:
+            pass
+        return [Stop()]
+
+    loop = EngineLoop(pipe, cast("Connection", Front(OPEN, EditDraft(DRAFT, (insert(0, TEXT, 0.0),)), answer=answer)))
+    loop.run()
+    pipe.engine.forget_prefixes()
+    assert loop._overhead_seconds >= 0.05
+
+
 @pytest.mark.parametrize("failing", [False, True], ids=["cancelled", "failed"])
 def test_of_an_answer_that_does_not_end_no_account_is_left(monkeypatch: pytest.MonkeyPatch, failing: bool) -> None:
     with Pipeline(dtype="float32", threads=1, predict="off", profile=False, max_context=256, max_batch=2,

@@ -1,15 +1,19 @@
 """The slot arena: one allocation, aligned, and every slot fits every layout."""
 
 import itertools
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from steerpipe.core.errors import CapacityError
+from steerpipe.core.protocols import ExpertWeights
 from steerpipe.store import blocks
 from steerpipe.store import slots as slots_module
 from steerpipe.store.formats import ExpertFormat
 from steerpipe.store.layout import plan_block
+from steerpipe.store.quant import dequantise_int4_small
 from steerpipe.store.resident import ALIGNMENT_BYTES
 from steerpipe.store.slots import SlotArena, slot_bytes
 
@@ -101,3 +105,22 @@ def test_small_blocks_are_decoded_by_numpy_to_the_bits_that_torch_gives(
     wanted = blocks.decode(layout, block, torch.float32)
     assert torch.equal(slot.gate_up, wanted.gate_up)
     assert torch.equal(slot.down, wanted.down)
+
+
+@pytest.mark.parametrize("other", [torch.empty(1, dtype=torch.bfloat16), torch.empty(1, device="meta")], ids=str)
+@pytest.mark.parametrize("part", ["gate_up", "down"])
+def test_numpy_decodes_only_what_is_float32_on_the_cpu_in_both_parts(other: torch.Tensor, part: str) -> None:
+    layout = plan_block(ExpertFormat.INT4, 64, 48)
+    block = torch.zeros(layout.block_bytes, dtype=torch.uint8)
+    slot = ExpertWeights(torch.empty(96, 64), torch.empty(64, 48))
+    assert blocks._is_small(layout, block, slot)
+    assert not blocks._is_small(layout, block, replace(slot, **{part: other}))
+
+
+def test_small_weights_are_not_decoded_into_a_view_with_gaps() -> None:
+    codes, scales = np.full((4, 16), 0x99, np.uint8), np.ones((4, 2), np.float16)
+    whole = np.zeros((4, 64), np.float32)
+    with pytest.raises(AssertionError, match="a copy"):
+        dequantise_int4_small(codes, scales, whole[:, :32])
+    dequantise_int4_small(codes, scales, whole[:2])
+    assert (whole[:2] == 1).all()

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from steerpipe.core.errors import ConfigError
 from steerpipe.core.ids import ExpertId
 from steerpipe.core.quality import computed_share
 from steerpipe.model.moe import expert_ffn
@@ -24,9 +25,7 @@ def opened(form: ExpertFormat = ExpertFormat.INT8, *, blocks: int = 3 * EXPERTS,
 
 
 def near(source: LadderSource) -> RamExperts:
-    found = source.nearby()
-    assert found is not None
-    return found
+    return source.nearby()
 
 
 def lease(source: LadderSource, layer: int, experts: Sequence[int]) -> None:
@@ -72,8 +71,9 @@ def test_what_does_not_lie_in_ram_is_left_to_the_link() -> None:
 
 
 def test_without_ram_there_is_nobody_to_ask() -> None:
-    with opened(ram_bytes=0) as source:
-        assert source.nearby() is None
+    with opened(ram_bytes=0) as source, pytest.raises(ConfigError, match="no expert lies in RAM") as raised:
+        source.nearby()
+    assert "--ram" in raised.value.fix
 
 
 @pytest.mark.parametrize(

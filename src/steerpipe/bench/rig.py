@@ -78,7 +78,7 @@ class Rig:
     def predict(
         self, forecaster: "Forecaster | ApartForecaster | None", words: NDArray[np.int32] | None = None
     ) -> None:
-        """Who predicts in the steps to come (one row, served), and what is said instead: see `prediction.spoken`."""
+        """Who predicts in the steps to come (one row), and what is said instead: see `prediction.spoken`."""
         assert not isinstance(self.decoder, Decoder), "prediction is in the decoder of the GPU"
         self.decoder.forecaster, self._words = forecaster, words
 

@@ -91,8 +91,8 @@ def run_typing(
 ) -> list[ArmResult]:  # fmt: skip
     """Every arm types every prompt; `keep` gets the results whenever they have grown. Raises AssertionError if any of
     them changes a token on a CPU."""
-    if config.ram is None and "promotion" in options.arms:
-        raise InputError("promotion fills RAM, and there is none", fix="give --ram, or leave that arm out")
+    if "promotion" in options.arms:
+        _check_promotion(model, config)
     typed = [each if options.last_seconds is None else each.last(options.last_seconds) for each in prompts]
     results: list[ArmResult] = []
     for arm in options.arms:
@@ -113,17 +113,25 @@ def device_of(config: EngineConfig) -> str:
     return "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
 
 
+def _check_promotion(model: str | None, config: EngineConfig) -> None:
+    """Raises InputError where that arm would do nothing."""
+    if config.ram is None:
+        raise InputError("promotion fills RAM, and there is none", fix="give --ram, or leave that arm out")
+    with Pipeline(model, config=config) as pipe:
+        promotes = isinstance(pipe.experts, LadderSource) and pipe.experts.promotion is not None
+    if not promotes:
+        raise InputError(
+            f"with --ram {config.ram} there is nothing to promote: no expert lies on the disk alone",
+            fix="give less --ram than all experts take, on a CPU; or leave that arm out",
+        )
+
+
 def _run_arm(
     model: str | None, config: EngineConfig, prompts: Sequence[TypedPrompt], work: DraftWork, options: TypingOptions
 ) -> Iterator[TypedAnswer]:
     settings = SamplingSettings(temperature=0.0, max_tokens=FIRST_TOKENS, ignore_eos=True)
     for group in [prompts] if options.warm else [[each] for each in prompts]:
         with Pipeline(model, config=config) as pipe:
-            if work == ARMS["promotion"] and not (isinstance(pipe.experts, LadderSource) and pipe.experts.promotion):
-                raise InputError(
-                    f"with --ram {config.ram} there is nothing to promote: no expert lies on the disk alone",
-                    fix="give less --ram than all experts take, on a CPU; or leave that arm out",
-                )
             drafts = pipe.drafts(work)
             clock = TypingClock(virtual=options.virtual, moving=partial(_moving, pipe, drafts))
             typist = Typist(pipe.engine, drafts, pipe.counters, clock)

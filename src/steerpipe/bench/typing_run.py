@@ -91,11 +91,6 @@ class TypedAnswer:
     decode_misses: int  # of them, from the first token on
     token_ids: tuple[int, ...]
 
-    @property
-    def pause_allowed(self) -> bool:
-        """Whether the last pause was long enough for an answer to be begun and its first token to be there."""
-        return self.ahead_tokens > 0
-
 
 class Typist:
     """Types prompts into drafts, on a clock, and measures the answers."""

@@ -82,7 +82,7 @@ class GuessLanding(Protocol):
         ...
 
     def rest(self, layers: int) -> None:
-        """A step of so many layers is about to be queued in which nobody predicts."""
+        """A step of so many layers has begun (`Landing.begin`), and nobody predicts in it. Before it is queued."""
         ...
 
     @property

@@ -23,7 +23,7 @@ from steerpipe.core.units import format_bytes, parse_bytes
 # float32 output per expert of its own: 64 KiB at Qwen3-30B's shape, 256 MiB of the margin for so many rows.
 _CARD_MARGIN_BYTES = 1 << 30
 _MARGIN_ROWS = 4096
-CARD_MARGIN = 0.02  # of what is free, where we choose: other processes grow
+_CARD_MARGIN = 0.02  # of what is free, where we choose: other processes grow
 _RAM_MARGIN = 0.15  # of what is free: the page cache of the pack's file lies there too, and pages that are locked stay
 
 
@@ -63,10 +63,15 @@ def beside_slots(config: EngineConfig, facts: ExpertFacts) -> int:
     return facts.slot_bytes + _CARD_MARGIN_BYTES * max(_MARGIN_ROWS, config.prefill_chunk) // _MARGIN_ROWS
 
 
+def card_room(config: EngineConfig, facts: ExpertFacts, free_bytes: int) -> int:
+    """Bytes of the card that experts get where we choose. Negative: there are not even those that a step takes."""
+    return int(free_bytes * (1 - _CARD_MARGIN)) - beside_slots(config, facts)
+
+
 def _slots(config: EngineConfig, facts: ExpertFacts, free_bytes: int) -> tuple[int, str]:
     beside = beside_slots(config, facts)
     if config.fast_memory == "auto":
-        room = int(free_bytes * (1 - CARD_MARGIN)) - beside
+        room = card_room(config, facts, free_bytes)
         if facts.experts * facts.slot_bytes <= room:
             return facts.experts, "all experts fit on the GPU"
         refuse_too_little(room, free_bytes, facts, "GPU memory")

@@ -1,7 +1,7 @@
 """How much memory the experts get where keys and values take their pages from it. Pure."""
 
 from steerpipe.core.budget import MARGIN, NO_EXPERTS, ExpertBudget, ExpertFacts, plan_budget, slots_asked, whole_blocks
-from steerpipe.core.budget_cuda import CARD_MARGIN, beside_slots, plan_behind, plan_cuda_budget
+from steerpipe.core.budget_cuda import beside_slots, card_room, plan_behind, plan_cuda_budget
 from steerpipe.core.config import EngineConfig
 from steerpipe.core.errors import CapacityError, ConfigError
 from steerpipe.core.pages import page_shape, plan_pages
@@ -47,12 +47,11 @@ def plan_shared_cuda_budget(
     """With a GPU: `free_bytes` is what dense weights leave on the card; RAM behind the pages as behind slots."""
     if facts.experts == 0:
         return NO_EXPERTS
-    room = free_bytes - beside_slots(config, facts)
+    room, beside_kv = free_bytes - beside_slots(config, facts), free_bytes - kv_blocks * kv_block_bytes
     if config.fast_memory == "auto":
-        room = int(room * (1 - CARD_MARGIN))
-        if config.pace is None and facts.experts * facts.slot_bytes + kv_blocks * kv_block_bytes <= room:
-            return plan_cuda_budget(config, facts, free_bytes - kv_blocks * kv_block_bytes, free_ram_bytes)
-        fast, reason = room, "what the GPU has free less a margin"
+        if config.pace is None and facts.experts * facts.slot_bytes <= card_room(config, facts, beside_kv):
+            return plan_cuda_budget(config, facts, beside_kv, free_ram_bytes)
+        fast, reason = max(0, card_room(config, facts, free_bytes)), "what the GPU has free less a margin"
     else:
         fast, reason = _asked(config.fast_memory, facts), "as set"
     plan = plan_pages(fast, page_shape(kv_block_bytes, facts.slot_bytes), kv_blocks, facts.experts)

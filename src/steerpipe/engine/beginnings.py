@@ -19,6 +19,13 @@ def reuse(prefixes: PrefixStore, sequence: Sequence) -> None:
         sequence.cached = found.length
 
 
+def take_over(prefixes: PrefixStore, sequence: Sequence) -> bool:
+    """Whether a prompt alone has what it goes on behind for itself now, until it leaves it: nothing is to be copied."""
+    request = sequence.request
+    ids = request.prompt_ids[: sequence.kv.length]
+    return request.prompt_only and request.scope is not None and prefixes.hand_over(request.scope, ids)
+
+
 def shorten(sequence: Sequence, length: int) -> None:
     """Gives up what was found of its prompt beyond `length`."""
     sequence.kv.truncate(length)

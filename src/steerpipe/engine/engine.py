@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from steerpipe.core.errors import RequestError, SteerpipeError
+from steerpipe.core.errors import CapacityError, RequestError, SteerpipeError
 from steerpipe.core.events import Completion, FinishReason, PromptEvent, SequenceFailed, TokenEvent
 from steerpipe.core.ids import SequenceId
 from steerpipe.core.protocols import RoutingSink
@@ -13,7 +13,7 @@ from steerpipe.core.random import fresh_seed
 from steerpipe.engine.limits import answer_limit
 from steerpipe.engine.prefixes import PrefixStore
 from steerpipe.engine.request import Opening, Prepared, Promise, Request, Sequence
-from steerpipe.engine.scheduler import DecodeStep, PrefillStep, Scheduler, reserved_blocks
+from steerpipe.engine.scheduler import DecodeStep, PrefillStep, Scheduler
 from steerpipe.engine.step import Experts, StepRunner
 from steerpipe.engine.tokenizer import TextCodec
 from steerpipe.model.decoder import StepDecoder
@@ -76,12 +76,14 @@ class Engine:
         """Queues what may be asked for soon: a prompt alone, or with `ahead` the first so many tokens of its answer.
 
         It runs in the background, a cell at a time, and `step` tells nothing of it. Of an answer nothing stays unless
-        it is claimed; it may be given up at any time. Raises RequestError as `submit` does.
+        it is claimed; it may be given up at any time. Raises RequestError as `submit` does, and CapacityError where
+        there is no room for it now beside what others type.
         """
         assert request.prompt_only == (not ahead), "a prompt alone, or so many tokens"
         sequence = self._sequence(request)
         sequence.quiet, sequence.ahead = True, ahead
-        self._scheduler.add(sequence)
+        if not self._scheduler.offer(sequence):
+            raise CapacityError("other drafts hold the room", fix="wait until one ends, or raise kv_memory")
         return sequence.id
 
     def prepared(self, sequence_id: SequenceId) -> Prepared | None:
@@ -135,9 +137,9 @@ class Engine:
             stream=self._codec.stream(settings.stop, stop_token_ids=hidden, after=context),
             kv=self._pool.sequence(),
         )
-        if reserved_blocks(sequence) > self._pool.capacity_blocks:
+        if sequence.reserved_blocks > self._pool.capacity_blocks:
             raise RequestError(
-                f"the request may need {reserved_blocks(sequence)} KV blocks; there are {self._pool.capacity_blocks}",
+                f"the request may need {sequence.reserved_blocks} KV blocks; there are {self._pool.capacity_blocks}",
                 fix="ask for fewer tokens, or raise kv_memory",
             )
         return sequence

@@ -6,7 +6,6 @@ A scope is whoever may share (an API key): a prompt is never looked for in anoth
 the time of an answer what somebody else has asked.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -15,15 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steerpipe.model.cells import CELL
-from steerpipe.model.kv_cache import BLOCK, KvPool, KvSequence
+from steerpipe.model.kv_cache import KvPool, KvSequence
 
-_MOST_PREFIXES = 64  # one lookup in 64 prompts of 100,000 tokens takes about a millisecond
+_MOST_PREFIXES = 64  # that nobody types: one lookup in 64 prompts of 100,000 tokens takes about a millisecond
+
+
+_Draft = tuple[str | None, Items[int]]  # scope and prompt
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Prefix:
     scope: str
     ids: NDArray[np.int64]
+    raw: bytes  # of the ids: whether one prompt begins with another is asked of hundreds at once
     kv: KvSequence
 
 
@@ -34,8 +37,8 @@ class PrefixStore:
         self.pool = pool
         self._kept: list[_Prefix] = []  # used longest ago first
         self.parts = False  # whether a prompt may go on inside a cell, rather than compute the whole cell again
-        # of every prompt that is being typed, its scope and what was computed of it: that goes last
-        self.typed: Callable[[], Iterable[tuple[str, Items[int]]]] = lambda: ()
+        # of every prompt that is being typed, its scope and, `as_bytes`, what was computed of it: that goes last
+        self.typed: Callable[[], Iterable[tuple[str, bytes]]] = lambda: ()
 
     @property
     def held_blocks(self) -> int:
@@ -63,7 +66,7 @@ class PrefixStore:
 
     def keep(self, scope: str, ids: Items[int] | NDArray[np.int64], kv: KvSequence) -> None:
         """Takes `kv`, which holds exactly `ids`, over. What it makes superfluous goes."""
-        new = _Prefix(scope, np.asarray(ids, dtype=np.int64), kv)
+        new = _Prefix(scope, np.asarray(ids, dtype=np.int64), as_bytes(ids), kv)
         assert kv.length == len(new.ids), f"{kv.length} positions are kept for {len(new.ids)} tokens"
         for old in [prefix for prefix in self._kept if prefix.scope == scope]:
             common = _common(old.ids, new.ids)
@@ -76,6 +79,14 @@ class PrefixStore:
             return
         self._kept.append(new)
         self._trim()
+
+    def hand_over(self, scope: str, ids: Items[int]) -> bool:
+        """Whether exactly `ids` were kept: whoever has forked them owns them now."""
+        raw = as_bytes(ids)
+        own = next((prefix for prefix in self._kept if prefix.scope == scope and prefix.raw == raw), None)
+        if own is not None:
+            self._drop(own)
+        return own is not None
 
     def shared(self, scope: str, ids: Items[int]) -> int:
         """How many of the first tokens of `ids` are there."""
@@ -91,77 +102,67 @@ class PrefixStore:
                 prefix.kv.truncate(length)
                 self.keep(scope, prefix.ids[:length], prefix.kv)
 
-    def make_room(self, blocks: int, promised: int) -> bool:
-        """Whether the pool can give `blocks` beside those `promised` to others. Drops prefixes for it, or none."""
+    def make_room(self, blocks: int, promised: int, draft: _Draft | None = None) -> bool:
+        """Whether the pool can give `blocks` beside those `promised` to others. Drops prefixes for it, or none.
+
+        For a `draft` none that another draft rests on: those who type would compute each other's prompts away, again
+        and again.
+        """
         missing = self.pool.live_blocks + promised + blocks - self.pool.capacity_blocks
-        if missing > 0 and missing > self.pool.held_only_by(prefix.kv for prefix in self._kept):
+        order = self._order(draft) if missing > 0 else []
+        if missing > 0 and missing > self.pool.held_only_by(prefix.kv for prefix in order):
             return False
-        order = self._order(self._kept, self._held()) if missing > 0 else []
         while self.pool.live_blocks + promised + blocks > self.pool.capacity_blocks:
             self._drop(order.pop(0))
         return True
-
-    def may_grow(self, scope: str, ids: Items[int], length: int) -> bool:
-        """Whether what was computed of a prompt that is being typed, `ids`, may grow to `length` tokens.
-
-        It takes nothing of other such prompts, but from a scope that holds more than its share of the pool, and then
-        only to have its own share: else those who type would compute each other's prompts away, again and again.
-        """
-        pool = self.pool
-        wanted, free = -(-length // BLOCK) - self.shared(scope, ids) // BLOCK, pool.capacity_blocks - pool.live_blocks
-        if wanted <= free:
-            return True
-        held = self._held()
-        of_scope = self._blocks_by_scope(held)
-        free += pool.held_only_by(prefix.kv for prefix in self._kept if prefix not in held)
-        if wanted <= free:
-            return True
-        share = pool.capacity_blocks // len({scope, *(each for each, _ in self.typed())})
-        rich = [prefix.kv for prefix in held if prefix.scope != scope and of_scope[prefix.scope] > share]
-        return of_scope[scope] + wanted <= share and wanted <= free + pool.held_only_by(rich)
 
     def clear(self) -> None:
         for prefix in list(self._kept):
             self._drop(prefix)
 
     def _trim(self) -> None:
-        """What is too much goes; the prompt that was kept last stays, and so do those that are being typed."""
+        """Of what nobody types the oldest goes where it is too much; the prompt that was kept last stays."""
         if len(self._kept) <= _MOST_PREFIXES and not self._hold_too_much(self._kept):
             return
-        held = self._held()
-        order = self._order(self._kept[:-1], held)
-        while len(self._kept) > _MOST_PREFIXES:
-            self._drop(order.pop(0))
-        waiting = [prefix for prefix in order if prefix not in held]
-        while waiting and self._hold_too_much([prefix for prefix in self._kept if prefix not in held]):
-            self._drop(waiting.pop(0))
+        typed = self._typed()
+        idle = [prefix for prefix in self._kept if prefix not in typed]
+        last = self._kept[-1]
+        for prefix in [each for each in idle if each is not last]:
+            if len(idle) <= _MOST_PREFIXES and not self._hold_too_much(idle):
+                return
+            idle.remove(prefix)
+            self._drop(prefix)
 
-    def _order(self, prefixes: list[_Prefix], held: list[_Prefix]) -> list[_Prefix]:
-        """Who goes first: what nobody types, the oldest; then prompts of the scope that holds most."""
-        of_scope = self._blocks_by_scope(held)
-        return sorted(prefixes, key=lambda prefix: (prefix in held, -of_scope[prefix.scope] * (prefix in held)))
-
-    def _blocks_by_scope(self, prefixes: list[_Prefix]) -> Counter[str]:
-        blocks = {(prefix.scope, block) for prefix in prefixes for block in prefix.kv.blocks}
-        return Counter(scope for scope, _ in blocks)
+    def _order(self, draft: _Draft | None) -> list[_Prefix]:
+        """Who goes first: what nobody types, then the others, the oldest of each. A draft takes nothing of others."""
+        typed = self._typed(draft)
+        order = sorted(self._kept, key=lambda prefix: prefix in typed)
+        return order if draft is None else order[: -len(typed) or None]
 
     def _hold_too_much(self, prefixes: list[_Prefix]) -> bool:
         most = self.pool.keepable_blocks
         return most < self.pool.capacity_blocks and self.pool.held_only_by(prefix.kv for prefix in prefixes) > most
 
-    def _held(self) -> list[_Prefix]:
-        """For each prompt that is being typed, the last used of those that have all that was computed of it."""
-        held = []
-        for scope, ids in self.typed():
-            wanted = np.asarray(ids, dtype=np.int64)
-            own = (prefix for prefix in reversed(self._kept) if prefix.scope == scope)
-            found = next((prefix for prefix in own if _common(prefix.ids, wanted) == len(wanted)), None)
-            held += [found] if found is not None and len(wanted) else []
-        return held
+    def _typed(self, draft: _Draft | None = None) -> set[_Prefix]:
+        """For each prompt that is being typed, but those that the `draft` begins with, the last used of those that
+        have all that was computed of it.
+        """
+        by_scope: dict[str, list[_Prefix]] = {}
+        for prefix in reversed(self._kept):
+            by_scope.setdefault(prefix.scope, []).append(prefix)
+        asks, own = (None, b"") if draft is None else (draft[0], as_bytes(draft[1]))
+        others = [(scope, raw) for scope, raw in self.typed() if raw and not (scope == asks and own.startswith(raw))]
+        found = (next((p for p in by_scope.get(scope, ()) if p.raw.startswith(raw)), None) for scope, raw in others)
+        return {prefix for prefix in found if prefix is not None}
 
     def _drop(self, prefix: _Prefix) -> None:
         self._kept.remove(prefix)
         prefix.kv.free()
+
+
+def as_bytes(ids: Items[int] | NDArray[np.int64]) -> bytes:
+    """Tokens as `PrefixStore.typed` gives them: a prompt begins with another exactly if its bytes do."""
+    return np.asarray(ids, dtype=np.int64).tobytes()
 
 
 def _common(first: NDArray[np.int64], second: NDArray[np.int64]) -> int:

@@ -7,7 +7,7 @@ from steerpipe.core.events import Completion, FinishReason, PromptEvent, Timings
 from steerpipe.core.ids import SequenceId
 from steerpipe.core.sampling import SamplingSettings
 from steerpipe.engine.text import TextStream
-from steerpipe.model.kv_cache import KvSequence
+from steerpipe.model.kv_cache import BLOCK, KvSequence
 from steerpipe.model.sampling import Sampled, SamplingContext
 
 
@@ -115,6 +115,16 @@ class Sequence:
     def waiting_prompt(self) -> tuple[int, ...]:
         """Prompt tokens that have not been prefilled yet."""
         return self.request.prompt_ids[self.kv.length :]
+
+    @property
+    def final_length(self) -> int:
+        """Positions of all that it may become; the last token is sampled but never stored."""
+        most = min(self.limit, self.ahead) if self.ahead else self.limit
+        return len(self.request.prompt_ids) + max(0, most - 1)
+
+    @property
+    def reserved_blocks(self) -> int:
+        return -(-self.final_length // BLOCK)
 
     def sampling_context(self) -> SamplingContext:
         position = len(self.request.prompt_ids) + len(self.answer)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from steerpipe.core.ids import SequenceId
-from steerpipe.engine.beginnings import leave, reuse, shorten
+from steerpipe.engine.beginnings import leave, reuse, shorten, take_over
 from steerpipe.engine.prefixes import PrefixStore
 from steerpipe.engine.request import Sequence
 from steerpipe.engine.turns import Turns
@@ -88,6 +88,16 @@ class Scheduler:
         else:
             self._waiting.setdefault(sequence.request.scope, deque()).append(sequence)
 
+    def offer(self, sequence: Sequence) -> bool:
+        """Adds to the background, or runs it where nothing else is wanted. False: there is no room for it."""
+        if self.wanted or len(self._running) >= self._max_batch:
+            self._background.append(sequence)
+        elif self._fits(sequence):
+            self._running[sequence.id] = sequence
+        else:
+            return False
+        return True
+
     def remove(self, sequence: Sequence, *, failed: bool = False) -> None:
         """Ends a sequence, wherever it is. Its prompt is kept for its scope, unless the sequence failed."""
         scope = sequence.request.scope
@@ -123,7 +133,7 @@ class Scheduler:
             return False
         self._running.pop(sequence.id, None)
         self._parked.pop(sequence.id, None)
-        sequence.ahead = 0
+        sequence.quiet, sequence.ahead = False, 0
         while not (fits := self._has_room(sequence)) and self._send_one_back():
             pass
         if fits:
@@ -160,20 +170,24 @@ class Scheduler:
                 self._admitted.take(scope)
             elif not self._send_one_back():
                 return  # nobody overtakes it: a large request would never be admitted
-        while self._background and self._fits(self._background[0]):
+        while self._background and not self.wanted and len(self._running) < self._max_batch:
             sequence = self._background.popleft()
-            self._running[sequence.id] = sequence
+            if not self.offer(sequence) and not sequence.quiet:  # else it is given up: others have typed meanwhile
+                self._background.appendleft(sequence)
+                return
 
     def _fits(self, sequence: Sequence) -> bool:
         """Whether there is a place in the batch and room for all that the sequence may become."""
         if len(self._running) >= self._max_batch or sequence.id == self._blocked:
             return False
         reuse(self._prefixes, sequence)  # first: the room that is made must not cost the prompt that it would find
-        found = sequence.kv.length
-        for kept in (found, found // BLOCK * BLOCK):  # a shared tail costs a block for its copy
-            shorten(sequence, kept)
-            if self._has_room(sequence):
-                return True
+        if self._has_room(sequence):
+            return True
+        if not take_over(self._prefixes, sequence):  # a shared tail costs a block for its copy
+            shorten(sequence, sequence.kv.length // BLOCK * BLOCK)
+        if self._has_room(sequence):
+            return True
+        leave(self._prefixes, sequence)  # what it has taken over goes back
         shorten(sequence, 0)
         self._blocked = sequence.id  # until somebody leaves
         return False
@@ -182,9 +196,10 @@ class Scheduler:
         """Whether it could run now, with all that it may become. Kept prompts and parked answers make room for it."""
         if len(self._running) >= self._max_batch:
             return False
-        wanted = sequence.kv.blocks_to_reach(final_length(sequence))
-        promised = sum(s.kv.blocks_to_reach(final_length(s)) for s in self._running.values())
-        while not (made := self._prefixes.make_room(wanted, promised)) and self._parked:
+        wanted = sequence.kv.blocks_to_reach(sequence.final_length)
+        promised = sum(s.kv.blocks_to_reach(s.final_length) for s in self._running.values())
+        draft = (sequence.request.scope, sequence.request.prompt_ids) if sequence.quiet else None
+        while not (made := self._prefixes.make_room(wanted, promised, draft)) and self._parked:
             self._parked.pop(next(iter(self._parked))).kv.free()
         return made
 
@@ -233,13 +248,3 @@ class Scheduler:
 def _turn_of(group: Items[Sequence]) -> _Turn:
     """The batched group keeps its turn whoever is in it: short answers that come and go must not starve the others."""
     return "batched" if group[0].request.batched else group[0].id
-
-
-def final_length(sequence: Sequence) -> int:
-    """Positions of all that the sequence may become; the last token is sampled but never stored."""
-    most = min(sequence.limit, sequence.ahead) if sequence.ahead else sequence.limit
-    return len(sequence.request.prompt_ids) + max(0, most - 1)
-
-
-def reserved_blocks(sequence: Sequence) -> int:
-    return -(-final_length(sequence) // BLOCK)

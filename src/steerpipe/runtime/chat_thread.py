@@ -206,7 +206,8 @@ class ChatThread:
         now, after = time.perf_counter(), self._pipe.counters()
         first = turn.first or now
         report = TurnReport(
-            prompt_tokens=len(done.prompt_token_ids), cached_tokens=done.timings.cache_n, tokens=len(done.token_ids),
+            prompt_tokens=len(done.prompt_token_ids), cached_tokens=done.timings.cache_n,
+            tokens=max(len(done.token_ids), turn.told_tokens),
             first_token_seconds=first - turn.asked.entered, seconds=now - first,
             ahead_tokens=turn.ahead_tokens, saved_seconds=turn.warmth.saved_seconds,
             finish_reason=done.finish_reason,

@@ -62,10 +62,14 @@ class Turn:
     first: float  # when its first token was told; 0: not yet
 
     @property
+    def told_tokens(self) -> int:
+        """That were told at Enter, before the engine heard of it."""
+        return 0 if self.asked.opening is None else len(self.asked.opening.events)
+
+    @property
     def ahead_tokens(self) -> int:
         """That were there at Enter."""
-        told = 0 if self.asked.opening is None else len(self.asked.opening.events)
-        return max(told, self.warmth.speculated_tokens)
+        return max(self.told_tokens, self.warmth.speculated_tokens)
 
 
 class Answer:

@@ -141,7 +141,7 @@ def check_cover(config: EngineConfig, spec: ModelSpec, *, device: str) -> None:
         )
     if device == "cuda":
         raise ConfigError(
-            "cover tokens on a GPU: its engine answers every miss exactly so far", fix="drop --cover, or --device cpu"
+            "cover tokens on a GPU: its engine does not have them yet", fix="give --quality instead, or --device cpu"
         )
     if len({spec.moe(layer).top_k for layer in spec.moe_layers}) > 1:
         raise ConfigError("layers differ in how many experts a token uses", fix="drop --cover")

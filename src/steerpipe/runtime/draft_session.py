@@ -5,6 +5,7 @@ from typing import NewType
 
 from steerpipe.core.ids import SequenceId
 from steerpipe.core.sampling import SamplingSettings
+from steerpipe.engine.prefixes import as_bytes
 from steerpipe.engine.request import Request
 from steerpipe.engine.tokenizer import ChatMessage
 from steerpipe.intake.draft import Draft
@@ -87,6 +88,7 @@ class DraftSession:
     parts: bool  # of a cell are computed too
     typed: Draft = field(default_factory=Draft)
     computed: tuple[int, ...] = ()  # tokens whose keys and values are kept
+    computed_bytes: bytes = field(init=False)  # the same, to be compared with many prompts
     filled: dict[int, Filled] = field(default_factory=dict)  # its own cells, and parts of one, by where they end
     foreseen: tuple[int, int] | None = None  # version of the text, and tokens computed, at the last forecast
     filling: Cell | None = None
@@ -97,6 +99,9 @@ class DraftSession:
     last_seconds: float = 0.0
     followed: int = 0  # version of the text that `prefix` knows
     counted: tuple[tuple[int, int], int] | None = None  # tokens of the tail, of this version and these stable tokens
+
+    def __post_init__(self) -> None:
+        self._compute(self.computed)
 
     def apply(self, edit: DraftEdit) -> None:
         """To the text alone: `follow` is due. Raises RequestError as `Draft.apply` does."""
@@ -140,9 +145,12 @@ class DraftSession:
     def fill(self, cell: Cell, seconds: float, routing: Routing | None) -> None:
         """A cell has been computed."""
         self.filled[len(cell.ids)] = Filled(len(cell.ids) - len(self.computed), seconds, routing)
-        self.computed = cell.ids
+        self._compute(cell.ids)
 
     def forget_from(self, length: int) -> None:
         """Only the first `length` tokens are as they were computed."""
-        self.computed = self.computed[:length]
+        self._compute(self.computed[:length])
         self.filled = {end: filled for end, filled in self.filled.items() if end <= len(self.computed)}
+
+    def _compute(self, ids: tuple[int, ...]) -> None:
+        self.computed, self.computed_bytes = ids, as_bytes(ids)

@@ -1,6 +1,6 @@
 """What the engine does for one draft at a time: its next cell, or the beginning of its answer."""
 
-from steerpipe.core.errors import RequestError, SteerpipeError
+from steerpipe.core.errors import CapacityError, RequestError, SteerpipeError
 from steerpipe.core.sampling import SamplingSettings
 from steerpipe.engine.engine import Engine
 from steerpipe.engine.request import Request
@@ -20,18 +20,23 @@ class DraftWorker:
         self._foresight = foresight
 
     def start(self, draft: DraftSession, now: float) -> bool:
-        """The draft's next piece of work; False: there is none now."""
+        """The draft's next piece of work; False: there is none now, or (`crowded`) no room for it."""
+        draft.crowded = False
         try:
-            end = draft.next_cell if self._work.prefill else None
+            end = self._next_cell(draft)
             if end is not None:
-                return self._has_room(draft, end) and self._fill(draft, end)
-            if draft.settings is not None and self.begins(draft) is not None:
-                free = now >= draft.pause_ends and not self._engine.answering  # the text is encoded here
-                most = len(draft.prefix) + self._work.ahead_tokens
-                return free and self._has_room(draft, most) and self._begin(draft, draft.settings)
+                return self._fill(draft, end)
+            if draft.settings is not None and self.begins(draft) is not None and now >= draft.pause_ends:
+                return self._begin(draft, draft.settings)
+        except CapacityError:
+            draft.crowded = True
         except SteerpipeError:  # longer than the context, say: Enter will tell
             draft.failed = True
         return False
+
+    def due(self, draft: DraftSession) -> float | None:
+        """When there is something to do for it, below zero for at once; None: not before it is typed in."""
+        return -1.0 if draft.prefix.behind or self._next_cell(draft) is not None else self.begins(draft)
 
     def begins(self, draft: DraftSession) -> float | None:
         """When its answer is begun if no key comes; None: it is not."""
@@ -85,10 +90,8 @@ class DraftWorker:
         prefixes = self._engine.prefixes
         return prefixes.usable(prefixes.shared(draft.scope, draft.computed))
 
-    def _has_room(self, draft: DraftSession, length: int) -> bool:
-        """Beside what was computed of other drafts."""
-        draft.crowded = not self._engine.prefixes.may_grow(draft.scope, draft.computed, length)
-        return not draft.crowded
+    def _next_cell(self, draft: DraftSession) -> int | None:
+        return draft.next_cell if self._work.prefill else None
 
     def _fill(self, draft: DraftSession, end: int) -> bool:
         """Up to `end`; what is not there any more is computed with it, in one go: cell by cell, drafts that have no
@@ -111,11 +114,11 @@ class DraftWorker:
         draft.fill(cell, self._engine.take_completion(cell.sequence).timings.prompt_ms / 1e3, routing)
 
     def _begin(self, draft: DraftSession, settings: SamplingSettings) -> bool:
-        draft.changed = False
         if len(draft.prefix) >= self._engine.max_context:
             raise RequestError("the draft does not fit into the context", fix="shorten it")
         request = self.request(draft, settings, draft.batched)
         draft.begun = BegunAnswer(self._engine.prepare(request, self._work.ahead_tokens), request)
+        draft.changed = False
         return True
 
     def _drop_cell(self, draft: DraftSession, cell: Cell) -> None:

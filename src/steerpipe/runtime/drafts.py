@@ -54,7 +54,7 @@ class Drafts:
         self._turns = DraftTurns()
         self._now = 0.0  # of the last `tend`
         engine.prefixes.parts = parts
-        engine.prefixes.typed = lambda: [(draft.scope, draft.computed) for draft in self._open.values()]
+        engine.prefixes.typed = lambda: [(draft.scope, draft.computed_bytes) for draft in self._open.values()]
 
     def __len__(self) -> int:
         return len(self._open)
@@ -94,10 +94,12 @@ class Drafts:
         """Notes what the engine has done, and gives it the next piece of work. Call it between steps and when idle."""
         self._now = now
         self._settle()
-        if self._foresight is not None and not self._engine.answering:  # an answer's own prediction comes first
+        if self._engine.answering:
+            self._crowd.stir()
+            return
+        if self._foresight is not None:  # not before: an answer's own prediction comes first
             self._foresight.look(now)
-        if not self._engine.answering:
-            self._read()
+        self._read()
         if self._served is not None:
             return
         self._restless |= self._crowd.called()
@@ -105,18 +107,20 @@ class Drafts:
             if self._worker.start(draft, now):
                 self._served = draft
                 self._turns.take(draft)
+                self._crowd.leave(draft)
                 return
             if draft.crowded:
                 self._crowd.add(draft)
-            if not draft.prefix.behind and (draft.crowded or self._worker.begins(draft) is None):
                 del self._restless[draft.id]  # until it is typed in, or there is room
+                return  # one such question at a time: it looks at all prompts
+            self._crowd.leave(draft)
+            if self._worker.due(draft) is None:
+                del self._restless[draft.id]  # until it is typed in
 
     def next_wake(self) -> float | None:
-        """When `tend` has something to do though nothing happens until then: a pause is long enough, or text waits to
-        be looked at (then at once). None: never.
-        """
-        times = [-1.0 if d.prefix.behind else self._worker.begins(d) for d in self._restless.values()]
-        times.append(-1.0 if self._crowd.hopeful else None)
+        """When `tend` has something to do though nothing happens: below zero for at once; None: never."""
+        times = [self._worker.due(draft) for draft in self._restless.values()]
+        times.append(-1.0 if self._crowd.called() else None)
         if self._foresight is not None:
             times.append(self._foresight.next_wake(self._now))
         return min((time for time in times if time is not None), default=None)
@@ -195,13 +199,12 @@ class Drafts:
         self._engine.prefixes.cut(draft.scope, draft.computed, draft.base)
         self._forget(draft, sent=False)
 
-    # --- inside
-
     def _follow(self, draft: DraftSession) -> None:
         """Its text has changed."""
         if draft.too_long:
             self._worker.abandon(draft)
             self._restless.pop(draft.id, None)
+            self._crowd.leave(draft)
             return
         self._restless[draft.id] = draft
         self._worker.changed(draft, draft.follow())
@@ -242,6 +245,7 @@ class Drafts:
             self._foresight.ended(draft, sent=sent)
         del self._open[draft.id]
         self._restless.pop(draft.id, None)
-        self._restless |= self._crowd.called(ended=draft)
+        self._crowd.leave(draft)
+        self._crowd.stir()
         if self._served is draft:
             self._served = None

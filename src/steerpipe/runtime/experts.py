@@ -60,8 +60,8 @@ class Ladder(Foreseen, Protocol):
         """The same experts for whoever does not wait for them."""
         ...
 
-    def nearby(self) -> "NearbyExperts | None":
-        """Experts that the CPU can compute where they lie; None: there are none."""
+    def nearby(self) -> "NearbyExperts":
+        """Experts that the CPU can compute where they lie. ConfigError: there are none."""
         ...
 
     def counters(self) -> LadderCounters: ...

@@ -94,7 +94,7 @@ class Substitutes:
             raise ConfigError("surrogate and patch need default vectors", fix="measure them with `steerpipe calibrate`")
         assert proposals is not None or not plan.used & set(OF_A_LAYER), "commit needs somebody who proposes"
         if nearby is None and MissPolicy.CPU in plan.used:
-            raise ConfigError("the policy cpu, and no expert lies in RAM", fix="give --ram, more than the slots take")
+            raise ConfigError("the policy cpu, and nobody computes experts where they lie", fix="use patch or drop")
         self.plan = plan
         self.accounts = Accounts(allowance)
         self._shelf = shelf

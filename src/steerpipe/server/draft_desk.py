@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from steerpipe.core.errors import RequestError
 from steerpipe.core.ids import SequenceId
-from steerpipe.engine.request import Promise, Request
+from steerpipe.engine.request import Opening, Promise, Request
 from steerpipe.intake.edits import DraftEdit
 from steerpipe.runtime.draft_session import DraftId
 from steerpipe.runtime.drafts import Warmth
@@ -24,6 +24,7 @@ class DraftDesk:
         self._drafts = pipe.drafts()
         self._ids: dict[DraftName, DraftId] = {}
         self._told: dict[DraftName, Warmth] = {}
+        self._begun: dict[DraftName, Opening] = {}  # as far as it was told
         self._typed: dict[DraftName, list[DraftEdit]] = {}  # what came, and has not been looked at; first come first
         self._stirred = False  # something may have changed since the last news
         self._last = 0.0  # when they were told
@@ -77,12 +78,18 @@ class DraftDesk:
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def stepped(self) -> Iterator[Begun]:
-        """The engine has computed something, perhaps for a draft: how an answer begins that it works at ahead."""
+        """The engine has computed something, perhaps for a draft: how an answer begins that it works at ahead, where
+        more is known of it than was told.
+        """
         self._stirred = self._stirred or bool(self._ids)
         served = self._drafts.served
         opening = None if served is None else self._drafts.opening(served)
-        if opening is not None:
-            yield from (Begun(name, opening) for name, own in self._ids.items() if own == served)
+        if opening is None:
+            return
+        for name, own in self._ids.items():
+            if own == served and opening != self._begun.get(name):
+                self._begun[name] = opening
+                yield Begun(name, opening)
 
     def news(self) -> Iterator[Warmed]:
         """Of drafts whose warmth is another than was told, ten times a second at most."""
@@ -99,4 +106,5 @@ class DraftDesk:
     def _forget(self, name: DraftName) -> None:
         del self._ids[name]
         self._told.pop(name, None)
+        self._begun.pop(name, None)
         self._typed.pop(name, None)

@@ -118,12 +118,13 @@ class EngineLoop:
             if told:
                 self._send(Stepped(tuple(told)))
             if stepped:
-                self._count(before)
                 self._onlooker.rest()
                 for begun in self._desk.stepped():
                     self._send(begun)
             for warmed in self._desk.news():
                 self._send(warmed)
+            if stepped:
+                self._count(before)
 
     def _obey(
         self, message: Submit | Cancel | Observe | SwitchPrediction | OpenDraft | EditDraft | CloseDraft

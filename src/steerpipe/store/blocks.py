@@ -92,7 +92,8 @@ def _decode_matrix(layout: BlockLayout, block: Tensor, part: str, dtype: torch.d
 
 def _is_small(layout: BlockLayout, block: Tensor, out: ExpertWeights) -> bool:
     small = layout.format is ExpertFormat.INT4 and layout.block_bytes <= SMALL_BYTES
-    return small and block.is_cpu and out.down.dtype is torch.float32
+    weights = (out.gate_up, out.down)
+    return small and block.is_cpu and all(weight.is_cpu and weight.dtype is torch.float32 for weight in weights)
 
 
 def _decode_small(layout: BlockLayout, block: Tensor, out: ExpertWeights) -> None:

@@ -67,6 +67,7 @@ def dequantise_int4(codes: Tensor, scales: Tensor, dtype: torch.dtype, out: Tens
 def dequantise_int4_small(codes: NDArray[np.uint8], scales: NDArray[np.float16], out: NDArray[np.float32]) -> None:
     """The same into `out`, any shapes of the right sizes, all contiguous: below some 16 KiB of codes an operation of
     torch costs more to call than to run."""
+    assert out.flags.c_contiguous, "the weights would go to a copy of `out`"
     packed = codes.reshape(scales.size, -1)  # [R S, G/2]
     signed = np.empty((len(packed), 2, packed.shape[1]), np.uint8)
     np.bitwise_and(packed, 15, out=signed[:, 0])

@@ -5,6 +5,7 @@ its way) is late, what is ABSENT is a miss, which takes `ask_seconds` to ask for
 a lease: what is there first, then whatever has landed. Guesses move in the link's idle time.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -75,7 +76,8 @@ def replay(
     """
     if (policy == "reuse") != (reuse is not None):
         raise ConfigError("the policy reuse and a reuse forecast go together", fix="give both, or the policy lfru")
-    run = _Run(recording, machine, policy, keep, predictor, Throttle() if throttled else None, half_life_tokens)
+    throttle = Throttle(most_silent=math.inf) if throttled else None  # looking ahead takes no simulated time
+    run = _Run(recording, machine, policy, keep, predictor, throttle, half_life_tokens)
     warmup = max(0, min(warmup_tokens, recording.tokens - 1))
     ends = []
     mark = run.mark()

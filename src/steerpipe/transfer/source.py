@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from steerpipe.core.errors import ConfigError
 from steerpipe.core.ids import ExpertId
 from steerpipe.core.pages import PageShape
 from steerpipe.core.protocols import ExpertWeights
@@ -161,15 +162,12 @@ class LadderSource:
             there = {expert.expert for expert in self._ladder.table.ready(self._of_layer[layer])}
         return np.array([index in there for index in range(len(self._of_layer[layer]))])
 
-    def nearby(self) -> RamExperts | None:
-        """Experts that can be computed where they lie; None: nothing lies in RAM."""
+    def nearby(self) -> RamExperts:
+        """Experts that can be computed where they lie. ConfigError: nothing lies in RAM."""
         tier = ram_tier(self.link)
-        dtype = self._arena.dtype
-        return (
-            None
-            if tier is None
-            else RamExperts(self.pack, tier, self._ladder.addresses, dtype, lambda: self.block_seconds)
-        )
+        if tier is None:
+            raise ConfigError("the policy cpu, and no expert lies in RAM", fix="give --ram, more than the slots take")
+        return RamExperts(self.pack, tier, self._ladder.addresses, self._arena.dtype, lambda: self.block_seconds)
 
     def impatient(self) -> Impatient:
         """The same experts for whoever does not wait for them."""

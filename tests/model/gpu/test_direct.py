@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from steerpipe.core.errors import ConfigError, TransferError
 from steerpipe.core.ids import SequenceId
-from steerpipe.model.gpu.direct import Follower, ReadThrough
+from steerpipe.model.gpu.apart import ApartForecaster
+from steerpipe.model.gpu.direct import Follower, ReadThrough, sends_by_itself
 from steerpipe.model.gpu.fetching import Fetching
 from steerpipe.model.gpu.mailbox import Mailbox
 from steerpipe.model.gpu.rows import passes
@@ -58,26 +60,28 @@ class Stepper:
             self._fetching = Fetching(landing.guesses, tables, layers, top_k, self._now)
             self._tap = loaded.decoder._network.tap(forecaster, self._fetching)  # type: ignore[union-attr]
         self._run = ReadThrough(source, landing, top_k, CPU, self._fetching)
+        self._resting_run = ReadThrough(source, landing, top_k, CPU)
         self._follower = Follower(source, landing, layers, self._mailbox)
         self._stamp = 0
 
-    def step(self, token: int, kv: KvSequence) -> Tensor:
+    def step(self, token: int, kv: KvSequence, *, rests: bool = False) -> Tensor:
         decoder: Any = self._loaded.decoder
         (part,) = passes(decode_rows([SequenceId(0)], [kv], [token], CPU, cell=1))
         self._stamp += 1
-        step = replace(decoder._eager_step(part, None), mailbox=self._mailbox.words, stamp=self._now, tap=self._tap)
+        tap, experts = (None, self._resting_run) if rests else (self._tap, self._run)
+        step = replace(decoder._eager_step(part, None), mailbox=self._mailbox.words, stamp=self._now, tap=tap)
         self._now[0] = self._stamp
         logits: list[Tensor] = []
 
         def run() -> None:
-            logits.append(decoder._network.head(decoder._network.hidden(step, self._run)))
-            if self._fetching is not None:
+            logits.append(decoder._network.head(decoder._network.hidden(step, experts)))
+            if self._fetching is not None and not rests:
                 self._fetching.join()
 
         with torch.inference_mode():
             if self._fetching is not None:
                 self._fetching.slots.collect()
-            self._follower.run(run, self._stamp, lambda: True, lambda: None, self._fetching)
+            self._follower.run(run, self._stamp, lambda: True, lambda: None, self._fetching, rests=rests)
         return logits[0]
 
 
@@ -158,6 +162,86 @@ def test_a_step_that_the_host_was_interrupted_in_leaves_everything_true(*, after
         source.check_integrity()
         kv.free()
         assert torch.equal(drive(loaded, source), resident_bits("int4"))
+
+
+SURE = Forecaster((Lookahead(torch.ones(2), torch.tensor([9.0, -9.0])),))  # of the next step's first layer alone
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("at", [1, 2])
+def test_an_interrupt_on_the_way_to_a_rest_leaves_everything_true(
+    monkeypatch: pytest.MonkeyPatch, at: int, *, after: bool
+) -> None:
+    """When a slot is given back: first that of a guess for this step, then one that was lent."""
+    loaded = model("int4")
+    with open_direct(loaded, 8) as source:
+        kv, stepper, table = loaded.pool.sequence(), Stepper(loaded, source, SURE), source._shelf.table
+        give_back, calls = table.give_back, 0
+
+        def interrupted(slot: int) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == at and not after:
+                raise KeyboardInterrupt
+            give_back(slot)
+            if calls == at:
+                raise KeyboardInterrupt
+
+        stepper.step(1, kv)
+        assert owed(source)
+        with monkeypatch.context() as patch:
+            patch.setattr(table, "give_back", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                stepper.step(3, kv, rests=True)
+        source.check_integrity()
+        stepper.step(3, kv, rests=True)
+        stepper.step(4, kv)
+        source.check_integrity()
+        kv.free()
+
+
+def owed(source: CudaSource) -> int:
+    """How many blocks of the next step's first layer the last one has sent for."""
+    assert source.landing is not None and source.landing.guesses is not None
+    waiting = source.landing.guesses._owed
+    return 0 if waiting is None else len(waiting[1]())
+
+
+def test_nothing_is_written_for_a_source_that_was_closed_while_a_predictor_rests() -> None:
+    loaded = model("int4")
+    source = open_direct(loaded, 8)
+    kv, stepper = loaded.pool.sequence(), Stepper(loaded, source, SURE)
+    stepper.step(1, kv)
+    source.close()
+    lent = source.landing.lent  # type: ignore[union-attr]
+    with pytest.raises(TransferError, match="has been closed"):
+        stepper.step(2, kv, rests=True)
+    assert source.landing.lent == lent  # type: ignore[union-attr]
+    kv.free()
+
+
+@pytest.mark.parametrize(
+    ("forecaster", "slots", "fix"),
+    [
+        (ApartForecaster((), 8, 2), 8, "--driver served"),
+        (replace(SURE, commit=True), 8, "--driver served"),
+        (SURE, 7, "give 8 or more"),
+    ],
+)
+def test_who_would_predict_in_vain_is_refused(forecaster: Forecaster | ApartForecaster, slots: int, fix: str) -> None:
+    with open_direct(model("int4"), slots) as source:
+        landing = source.landing
+        assert landing is not None
+        with pytest.raises(ConfigError) as raised:
+            sends_by_itself(landing, forecaster)
+    assert fix in raised.value.fix
+
+
+def test_a_row_that_sends_by_itself_looks_one_layer_ahead() -> None:
+    with open_direct(model("int4"), 8) as source:
+        assert source.landing is not None
+        guesses, forecaster = sends_by_itself(source.landing, Forecaster(SURE.ways * 2))
+        assert guesses is source.landing.guesses and forecaster.horizon == 1
 
 
 def test_a_step_that_was_never_queued_is_not_followed() -> None:

@@ -4,13 +4,16 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from steerpipe.core.ids import ExpertId
+from steerpipe.core.errors import ConfigError
+from steerpipe.core.ids import ExpertId, SequenceId
+from steerpipe.core.protocols import RouterProbe
 from steerpipe.core.quality import MissPolicy, QualityPlan, Substituted
 from steerpipe.model.decoder import Decoder
 from steerpipe.model.gpu.decoder import GpuDecoder
@@ -21,7 +24,7 @@ from steerpipe.predict.lookahead import RouterLookahead
 from steerpipe.predict.proposals import CommittedRoutes
 from steerpipe.predict.records import Geometry
 from steerpipe.predict.routers import routers_of_weights
-from steerpipe.runtime.substitutes import Substitutes
+from steerpipe.runtime.substitutes import Shelf, Substitutes, best_ranks
 from steerpipe.store.blocks import decode, encode
 from steerpipe.store.formats import ExpertFormat
 from steerpipe.store.layout import plan_block
@@ -219,6 +222,83 @@ def test_decode_puts_no_wait_for_copies_on_the_computing_stream(policy: MissPoli
         source.check_integrity()
 
 
+@dataclass
+class Greedy:
+    """A tap that sends for all experts of the next layer, as `commit` does for some."""
+
+    shelf: Shelf
+    sent: int = 0
+
+    def begin(self, sequences: tuple[SequenceId, ...], tokens: Tensor, *, decode: bool) -> bool:
+        return decode
+
+    def entering(self, layer: int, x: Tensor) -> None:
+        pass
+
+    def routed(self, probe: RouterProbe) -> None:
+        if probe.layer + 1 < LAYERS:
+            everybody = np.arange(EXPERTS)[None]
+            missing = self.shelf.missing(probe.layer + 1, everybody)
+            self.sent += self.shelf.send_for(probe.layer + 1, best_ranks(everybody, missing))
+
+    def end(self) -> None:
+        pass
+
+
+def test_who_sends_for_the_next_layer_takes_no_expert_that_this_one_has_found() -> None:
+    source, copier = opened(6)
+    with source:
+        model, desk = lossy_on(source, MissPolicy.DROP)
+        kv = model.pool.sequence()
+        model.prefill(list(range(3)), (), kv)
+        model.decoder.tap = tap = Greedy(source.impatient())  # type: ignore[union-attr]
+        copier.drain()
+        before = copier.joins
+        for token in range(4):
+            model.one_row([token], kv)
+            copier.drain()
+        assert copier.joins == before and tap.sent
+        assert 0 < desk.accounts.total.substituted < desk.accounts.total.uses
+        source.check_integrity()
+
+
+def use_shelf(shelf: Shelf, x: Tensor) -> None:
+    """One of every word to it."""
+    shelf.missing(1, np.array([[0, 5]]))
+    shelf.send_for(1, {0: 0, 5: 1})
+    shelf.compute(ExpertId(0, 1), x)
+
+
+@pytest.mark.parametrize(
+    ("word", "pinned"),
+    [*((word, LAYERS * EXPERTS) for word in ("begin", "fetch", "settle_marked", "read")), ("land", 0)],
+)
+def test_what_an_interrupt_left_half_done_is_mended_before_the_next_word(
+    monkeypatch: pytest.MonkeyPatch, word: str, pinned: int
+) -> None:
+    source, copier = opened(6, pinned=pinned)
+    with source:
+        shelf, x = source.impatient(), torch.randn(1, pack().spec.hidden)
+        with source.lease(0, [1]) as lease:
+            list(lease.waves())
+        shelf.send_for(2, {3: 0})
+        copier.drain()
+        done = getattr(source._shelf, word)
+
+        def interrupted(*given: Any, **named: Any) -> None:
+            done(*given, **named)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(source._shelf, word, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                use_shelf(shelf, x)
+        use_shelf(shelf, x)
+        with source.lease(1, [0, 5]) as lease:
+            list(lease.waves())
+        source.check_integrity()
+
+
 def test_a_batch_that_uses_most_of_a_layer_does_not_wait_either() -> None:
     source, copier = opened(16)
     with source:
@@ -297,7 +377,7 @@ def test_misses_are_shared_between_link_and_cpu() -> None:
     with source:
         model, desk = lossy_on(source, MissPolicy.CPU, "int8")
         nearby = source.nearby()
-        assert nearby is not None and nearby.link_seconds > 0
+        assert nearby.link_seconds > 0
         found, expected = drive(model), resident_logits("int8")
         counts: Substituted = desk.accounts.total
         assert counts.computed and not counts.substituted
@@ -309,7 +389,6 @@ def test_what_is_not_pinned_is_left_to_the_link() -> None:
     source, _ = opened(6, "int8", pinned=2)
     with source:
         nearby = source.nearby()
-        assert nearby is not None
         nearby.cpu.note(0.0)  # as quick as can be: all of them
         taken = nearby.take(0, [5, 1, 0])
         assert taken is not None and taken.experts == (0, 1)
@@ -318,5 +397,6 @@ def test_what_is_not_pinned_is_left_to_the_link() -> None:
 
 def test_nothing_pinned_nobody_computes() -> None:
     source, _ = opened(6, "int8", pinned=0)
-    with source:
-        assert source.nearby() is None
+    with source, pytest.raises(ConfigError, match="no expert lies in pinned memory") as raised:
+        source.nearby()
+    assert "--pin" in raised.value.fix

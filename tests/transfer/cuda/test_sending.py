@@ -14,6 +14,7 @@ from steerpipe.core.blocks import DirectReads, SentBlock
 from steerpipe.transfer.cuda.lent import RING
 from steerpipe.transfer.cuda.sending import MOST_SENT, GuessSlots, guesses_of
 from steerpipe.transfer.cuda.source import CudaSource
+from steerpipe.transfer.throttle import MOST_SILENT
 from tests.transfer.cuda.blocks import CPU, EXPERTS, NAMES, backing, contents, made_up
 from tests.transfer.cuda.streams import COMPUTE, COPY, Operation, Streams, word
 
@@ -189,12 +190,13 @@ class Machine:
         landing = self.source.landing
         assert landing is not None
         self.guesses.collect()
-        if named is None:
-            self.guesses.rest(len(NAMES))
+        self.layers = []
         ticket = first = landing.begin()
         followed = 0
         try:
-            if named is not None:
+            if named is None:
+                self.guesses.rest(len(NAMES))
+            else:
                 self.guesses.begin()
             self._queue(routed, named)
             for layer in self.layers:
@@ -282,8 +284,8 @@ def test_kernels_find_what_was_packed_whatever_is_guessed(
 
 
 @settings(max_examples=80)
-@given(seed=st.integers(0, 10_000), slots=st.integers(8, 16), at=st.integers(1, 60))
-def test_an_interrupt_at_any_word_leaves_a_true_table(seed: int, slots: int, at: int) -> None:
+@given(seed=st.integers(0, 10_000), slots=st.integers(8, 16), at=st.integers(1, 60), rests=st.booleans())
+def test_an_interrupt_at_any_word_leaves_a_true_table(seed: int, slots: int, at: int, rests: bool) -> None:
     random, machine, left = Random(seed), Machine(seed, slots), [at]
     write = machine.streams.write
 
@@ -293,13 +295,14 @@ def test_an_interrupt_at_any_word_leaves_a_true_table(seed: int, slots: int, at:
             raise KeyboardInterrupt
         write(address, value)
 
-    def step() -> None:
-        machine.step(*([random.sample(ALL, 4) for _ in NAMES] for _ in range(2)))
+    def step(*, rests: bool = False) -> None:
+        routed, named = ([random.sample(ALL, 4) for _ in NAMES] for _ in range(2))
+        machine.step(routed, None if rests else named)
 
     with machine.source:
         step()
         machine.streams.write = interrupted  # type: ignore[method-assign]
-        step()
+        step(rests=rests)
         machine.streams.write = write  # type: ignore[method-assign]
         machine.check()
         for _ in range(3):
@@ -369,6 +372,20 @@ def test_guesses_that_nobody_wants_are_given_up_for_a_while() -> None:
             if source.throttled:
                 break
         assert source.throttled and machine.guesses.resting
+        machine.check()
+
+
+def test_a_predictor_that_sends_for_nobody_rests_too() -> None:
+    machine, here = Machine(1, 16), [[0], [1], [2]]
+    with machine.source as source:
+        machine.step(here, [[], [], []])
+        machine.streams.drain()
+        steps = 1
+        while not source.throttled:
+            machine.step(here, here)
+            steps += 1
+        assert steps == MOST_SILENT // len(NAMES) + 1 and machine.guesses.resting
+        assert not source.counters().prefetch.read_bytes
         machine.check()
 
 

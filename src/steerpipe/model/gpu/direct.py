@@ -8,12 +8,29 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from steerpipe.core.blocks import BlockSource, Landing
+from steerpipe.core.blocks import BlockSource, GuessLanding, Landing
+from steerpipe.core.errors import ConfigError
 from steerpipe.kernels.configs import launch_for
 from steerpipe.kernels.experts import Reads, down_row, expert_row, gate_up_row
 from steerpipe.kernels.router import Tickets
+from steerpipe.model.gpu.apart import ApartForecaster
 from steerpipe.model.gpu.fetching import Fetching
 from steerpipe.model.gpu.mailbox import Mailbox
+from steerpipe.model.gpu.tap import Forecaster
+
+
+def sends_by_itself(landing: Landing, forecaster: Forecaster | ApartForecaster) -> tuple[GuessLanding, Forecaster]:
+    """Slots for the guesses of such a row, and who makes them: one layer ahead, for the link is not idle for longer
+    than it takes to bring what that layer needs. ConfigError where they cannot be sent for.
+    """
+    if isinstance(forecaster, ApartForecaster) or forecaster.commit:
+        raise ConfigError(
+            "this predictor needs the host, and here one row reads what it misses by itself",
+            fix="let the host serve what is missing: --driver served",
+        )
+    if landing.guesses is None:
+        raise ConfigError("there are too few slots to lend any for guesses", fix="give 8 or more, or --driver served")
+    return landing.guesses, Forecaster(forecaster.ways[:1])
 
 
 class ReadThrough:
@@ -58,16 +75,19 @@ class Follower:
 
     def run(
         self, step: Callable[[], None], stamp: int, finished: Callable[[], bool], wait: Callable[[], None],
-        fetching: Fetching | None = None,
+        fetching: Fetching | None = None, *, rests: bool = False,
     ) -> None:  # fmt: skip
-        """`step` queues it; `finished` and `wait` ask and wait for the device. `fetching`: in it somebody predicts.
+        """`step` queues it; `finished` and `wait` ask and wait for the device. `fetching`: of who predicts in it, or
+        `rests`.
 
         An error (an interrupt) comes after the step has run and the table is true again.
         """
         first = self._landing.begin()
         done = 0
         try:
-            if fetching is not None:
+            if fetching is not None and rests:
+                fetching.slots.rest(len(self._layers))
+            elif fetching is not None:
                 fetching.slots.begin()
             step()
             ticket = first
@@ -75,7 +95,7 @@ class Follower:
                 reads = self._mailbox.take_reads(order, stamp, finished)
                 ticket = self._landing.follow(layer, reads, ticket)
                 done = order + 1
-                if fetching is not None:
+                if fetching is not None and not rests:
                     fetching.settle(order, stamp, reads.sent, finished)
         except BaseException:
             wait()

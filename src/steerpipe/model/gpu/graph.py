@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from steerpipe.core.blocks import BlockSource, Guessing
+from steerpipe.core.blocks import BlockSource, Guessing, GuessLanding, Landing
 from steerpipe.model.gpu.apart import Apart, ApartForecaster, SteerApart
 from steerpipe.model.gpu.clock import Clock
-from steerpipe.model.gpu.direct import Follower, ReadThrough
+from steerpipe.model.gpu.direct import Follower, ReadThrough, sends_by_itself
 from steerpipe.model.gpu.experts import Direct, Held
 from steerpipe.model.gpu.fetching import Fetching
 from steerpipe.model.gpu.mailbox import Mailbox
@@ -87,8 +87,8 @@ class StepGraphs:
         self._fetching: Fetching | None = None
         predicts = rows == 1 and self._follower is None and not source.resident
         self._predicting_run: ExpertRun = Held(source, top_k, device) if predicts else self._run
-        if self._follower is not None and isinstance(forecaster, Forecaster) and not forecaster.commit:
-            self._fetch_ahead(forecaster, top_k, device)
+        if source.landing is not None and self._follower is not None and forecaster is not None:
+            self._fetch_ahead(*sends_by_itself(source.landing, forecaster), source.landing, top_k, device)
         elif isinstance(forecaster, ApartForecaster):
             if predicts and isinstance(source, Guessing):
                 self._steer = SteerApart(source, Apart(forecaster, device), layers)
@@ -98,15 +98,14 @@ class StepGraphs:
             if isinstance(source, Guessing) and not forecaster.commit:
                 self._steer = Steer(source, self._tap.words, layers, forecaster.horizon)
 
-    def _fetch_ahead(self, forecaster: Forecaster, top_k: int, device: torch.device) -> None:
-        """One layer ahead: the link is not idle for longer than it takes to bring what that layer needs."""
-        landing, layers = self._source.landing, self._network.spec.moe_layers
-        if landing is None or landing.guesses is None:
-            return
+    def _fetch_ahead(
+        self, guesses: GuessLanding, forecaster: Forecaster, landing: Landing, top_k: int, device: torch.device
+    ) -> None:
+        layers = self._network.spec.moe_layers
         tables = [self._source.table(layer) for layer in layers]
-        self._fetching = Fetching(landing.guesses, tables, layers, top_k, self._inputs[:1])
+        self._fetching = Fetching(guesses, tables, layers, top_k, self._inputs[:1])
         self._predicting_run = ReadThrough(self._source, landing, top_k, device, self._fetching)
-        self._tap = self._network.tap(Forecaster(forecaster.ways[:1]), self._fetching)
+        self._tap = self._network.tap(forecaster, self._fetching)
 
     def run(self, rows: Pass, forced: Tensor | None, said: Tensor | None = None) -> Served:
         """One step. The host serves its layers as they ask; results are queued, not awaited.
@@ -131,10 +130,9 @@ class StepGraphs:
         if self._source.resident:
             captured.graph.replay()
         elif self._follower is not None:
-            stream, fetching = torch.cuda.current_stream(), self._fetching if kind.predicts else None
-            if self._fetching is not None and fetching is None:
-                self._fetching.slots.rest(len(self._network.spec.moe_layers))
-            self._follower.run(captured.graph.replay, self._stamp, stream.query, stream.synchronize, fetching)
+            stream, rests = torch.cuda.current_stream(), not kind.predicts
+            replay = captured.graph.replay
+            self._follower.run(replay, self._stamp, stream.query, stream.synchronize, self._fetching, rests=rests)
         else:
             self._replay_served(captured.graph, kind.predicts)
         return Served(captured.logits, self._experts, self._gates)

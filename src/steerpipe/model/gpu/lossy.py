@@ -35,6 +35,7 @@ class Watched:
         self._tap = tap
         self._x: Tensor | None = None  # [V, H] on the host: what the experts of the newest layer are given
         self._settled: Settled | None = None  # of the newest layer
+        self._probe: RouterProbe | None = None  # of the newest layer, until the tap has seen it
 
     def tickets(self, layer: int, order: int) -> None:
         return None
@@ -54,7 +55,7 @@ class Watched:
         self._x = self._host(seen.normed)
         self._settled = Settled(route) if self._desk is None else self._desk.settle(layer, self._x, route)
         if self._tap is not None:
-            self._tap.routed(RouterProbe(layer, self._host(seen.x), route.experts, route.gates, self._shared(seen)))
+            self._probe = RouterProbe(layer, self._host(seen.x), route.experts, route.gates, self._shared(seen))
         run = self._settled.route
         if run is route:
             return seen.experts, seen.gates
@@ -77,6 +78,9 @@ class Watched:
         own.flat[list(replaced)] = -1
         chosen[self._rows.valid] = own
         self._leased.run_chosen(layer, x, None, chosen, act=act, part=part)
+        if self._tap is not None and self._probe is not None:  # who sends for later layers takes none of this one's
+            self._tap.routed(self._probe)
+            self._probe = None
         if settled.stand_ins is not None:
             self._fill(part, replaced, settled.stand_ins.vectors, top_k)
         if settled.nearby is not None:  # last: kernels and copies go on meanwhile

@@ -5,7 +5,7 @@ V rows, k experts per row, n rows of one expert, H hidden.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -26,8 +26,12 @@ MOST = 16  # on their way at once: what is missed later is worth more than a lon
 class CudaImpatient:
     """Nothing here waits for a copy. The engine's thread, beside its leases."""
 
-    def __init__(self, shelf: Shelf, layers: Mapping[int, LayerBlocks], device: torch.device) -> None:
+    def __init__(
+        self, shelf: Shelf, layers: Mapping[int, LayerBlocks], device: torch.device, enter: Callable[[], None]
+    ) -> None:
+        """`enter`: before anything begins, as every other word to the source does."""
         self._shelf = shelf
+        self._enter = enter
         self._layers = layers
         self._device = device
         self._coming: deque[tuple[Mark, int]] = deque()  # copies behind each mark
@@ -36,6 +40,7 @@ class CudaImpatient:
         """[V, k] of `experts` [V, k]: those that the computing stream would not find. No guess takes the slot of one
         that it would, until this is asked again: a lease of them does not wait.
         """
+        self._enter()
         shelf, base = self._shelf, self._shelf.base[layer]
         self._land()
         routed = [base + index for index in np.unique(experts).tolist()]
@@ -56,6 +61,7 @@ class CudaImpatient:
 
         First choices go first, and have half of the room for themselves: they weigh most.
         """
+        self._enter()
         shelf, base = self._shelf, self._shelf.base[layer]
         shelf.table.touch_many([base + index for index in sorted(ranks)], shelf.now)
         group: list[int] = []
@@ -72,6 +78,7 @@ class CudaImpatient:
 
     def compute(self, expert: ExpertId, x: Tensor) -> Tensor | None:
         """Its output for x [n, H] on the host, fp32, there too; None: it has not come. Counts as no use."""
+        self._enter()
         shelf, number = self._shelf, self._shelf.base[expert.layer] + expert.expert
         self._land()
         if not shelf.here[number] or shelf.there(shelf.table.slots_of([number])) != [None]:

@@ -33,11 +33,6 @@ class PinnedExperts:
         self._layers = layers
         self.link_seconds = _time_link(shelf, device)
 
-    @property
-    def any(self) -> bool:
-        """Whether a block lies in pinned memory at all."""
-        return any(self._shelf.places)
-
     def take(self, layer: int, experts: Sequence[int]) -> "PinnedBlocks | None":
         """See `transfer.nearby.RamExperts`."""
         base, places = self._shelf.base[layer], self._shelf.places

@@ -155,16 +155,17 @@ class CudaSource(Predicted):
         from steerpipe.transfer.cuda.impatient import CudaImpatient  # Triton: only where a GPU computes
 
         self._patient = False
-        return CudaImpatient(self._shelf, self.layers, self._memory.table.device)
+        return CudaImpatient(self._shelf, self.layers, self._memory.table.device, self._enter)
 
     def anticipation(self) -> CudaAnticipation:
         """The same slots for prompts that are being typed."""
         return CudaAnticipation(self._shelf, self._enter)
 
-    def nearby(self) -> PinnedExperts | None:
-        """Experts that can be computed where they lie; None: nothing lies in pinned memory."""
-        found = PinnedExperts(self._shelf, self.layers, self._memory.table.device)
-        return found if found.any else None
+    def nearby(self) -> PinnedExperts:
+        """Experts that can be computed where they lie. ConfigError: nothing lies in pinned memory."""
+        if not any(self._shelf.places):
+            raise ConfigError("the policy cpu, and no expert lies in pinned memory", fix="give --pin, or leave it out")
+        return PinnedExperts(self._shelf, self.layers, self._memory.table.device)
 
     def lease(self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None) -> CudaLease:
         """See BlockSource. Does not wait itself."""
