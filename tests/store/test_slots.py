@@ -107,7 +107,9 @@ def test_small_blocks_are_decoded_by_numpy_to_the_bits_that_torch_gives(
     assert torch.equal(slot.down, wanted.down)
 
 
-@pytest.mark.parametrize("other", [torch.empty(1, dtype=torch.bfloat16), torch.empty(1, device="meta")], ids=str)
+@pytest.mark.parametrize(
+    "other", [torch.empty(1, dtype=torch.bfloat16), torch.empty(1, device="meta")], ids=["bf16", "elsewhere"]
+)
 @pytest.mark.parametrize("part", ["gate_up", "down"])
 def test_numpy_decodes_only_what_is_float32_on_the_cpu_in_both_parts(other: torch.Tensor, part: str) -> None:
     layout = plan_block(ExpertFormat.INT4, 64, 48)
