@@ -1,17 +1,23 @@
 """Is a bad predictor ever slower than none? Replays recorded routing on every stated machine, with forecasts that are
-always wrong and with forecasts at chance, over LFRU alone: as the throttle lets them, and as they are.
+always wrong and with forecasts at chance, over LFRU alone: as the throttle lets them, and as they are. "paid": looking
+ahead costs what it was measured to cost on an H200, and a host stands between two tokens, with and without forecasts.
 
 PYTHONPATH=src:. python benchmarks/never_slower.py benchmarks/traces/nano-chat.safetensors --json FILE
 """
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from steerpipe.arena.machines import stated_machines
 from steerpipe.transfer.forecasts import RecallPredictor
+from steerpipe.transfer.machine import Looking
 from steerpipe.transfer.replay import replay
 from steerpipe.transfer.trace_file import read_recording
+
+LOOKING = Looking(tap_seconds=7.3e-6, delay_seconds=27.5e-6, most=2, stops=True)  # notes/2026-11-15-prediction-gpu.md
+BETWEEN_SECONDS = 0.47e-3
 
 
 def main() -> None:
@@ -32,19 +38,27 @@ def main() -> None:
     found = []
     for stated in stated_machines():
         machine = stated.machine(recording.all_experts)
-        none = replay(recording, machine, warmup_tokens=given.warmup).tpot_mean_seconds
+        paying = replace(machine, looking=LOOKING, between_seconds=BETWEEN_SECONDS)
+        none, paid = (
+            replay(recording, each, warmup_tokens=given.warmup).tpot_mean_seconds for each in (machine, paying)
+        )
         ratios = {}
         for name, predictor in said.items():
-            for throttled in (True, False):
-                run = replay(recording, machine, predictor=predictor, throttled=throttled, warmup_tokens=given.warmup)
-                ratios[name if throttled else f"{name}, not throttled"] = round(run.tpot_mean_seconds / none, 4)
+            for how, each, over, throttled in (
+                ("", machine, none, True), (", not throttled", machine, none, False), (", paid", paying, paid, True),
+            ):  # fmt: skip
+                run = replay(recording, each, predictor=predictor, throttled=throttled, warmup_tokens=given.warmup)
+                ratios[name + how] = round(run.tpot_mean_seconds / over, 4)
         found.append({"machine": stated.name, "none_ms": round(none * 1e3, 3), "over_none": ratios})
         print(f"{stated.name:24} {none * 1e3:8.2f} ms  {ratios}", flush=True)
     every = [each for line in found for each in line["over_none"].items()]
     worst = max(ratio for name, ratio in every if "not" not in name)
     print(f"worst: {worst:.4f}, not throttled {max(ratio for _, ratio in every):.4f}")
     if given.json is not None:
-        given.json.write_text(json.dumps({"tokens": given.tokens, "worst": worst, "lines": found}) + "\n")
+        lines = [[line["machine"], line["none_ms"], *line["over_none"].values()] for line in found]
+        columns = ["machine", "none_ms", *found[0]["over_none"]]
+        table = {"tokens": given.tokens, "worst": worst, "columns": columns, "lines": lines}
+        given.json.write_text(json.dumps(table, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,16 +5,28 @@ PYTHONPATH=src:. python benchmarks/predict_rows.py --forecasts FILE --json FILE 
 
 import argparse
 import json
-from dataclasses import dataclass
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from steerpipe.arena.foresight import Foresight
 from steerpipe.bench.forecasts import ForecastFile, read_forecasts
+from steerpipe.core.blocks import GUESSES
+from steerpipe.kernels.foretell import LEAST_PROBABILITY
 from steerpipe.store.policies import HALF_LIFE_TOKENS
-from steerpipe.transfer.machine import Machine, slots_of_share
+from steerpipe.transfer.cuda.landing import supply_of
+from steerpipe.transfer.machine import Looking, Machine, slots_of_share
 from steerpipe.transfer.recorded import Recording
 from steerpipe.transfer.replay import replay
 from steerpipe.transfer.replay_report import ReplayReport
+
+LFRU, AGAIN = "LFRU", "LFRU again"
+LEAST = 0.02  # a gain below that is not compared
+CHUNK_BYTES = 64 << 10  # of the simulated link: the 64 programs of a fetch keep no common beat
 
 
 @dataclass(frozen=True)
@@ -33,7 +45,9 @@ class Row:
 class Rates:
     """Seconds: a layer that hits, what of it goes on beside a miss, what a layer adds that misses any, a block.
 
-    `tap`: what heads at every router add to a layer that hits.
+    `tap`: what heads at every router add to a layer. Of a step, `end`: from its last layer to the end of its graph;
+    `between`: of the host, until the next. `delay`: from a router to what its tap says. `experts`: from a router to
+    the end of its layer where that hits. None: as `Machine` has it.
     """
 
     layer: float
@@ -41,6 +55,11 @@ class Rates:
     ask: float
     block: float
     tap: float = 0.0
+    end: float = 0.0
+    between: float = 0.0
+    delay: float = 0.0
+    experts: float | None = None
+    guess_bytes_per_second: float | None = None
 
 
 ROWS = (
@@ -76,32 +95,92 @@ def fill_in(given: argparse.Namespace) -> None:
         row = by_name[name]
         if row.served and found.get("driver") == "direct":
             continue  # the rates are another driver's
-        slots = slots_of_share(share, recording.all_experts)
-        costs = (0.0, rates.tap) if row.said else (0.0,)  # of a predictor, on the device
-        report, *dearer = (one_row(row, slots, recording, file, rates, cost, found) for cost in costs)
-        line = {"row": name, "share": share} | report.as_json()
-        line["tpot_with_tap_seconds"] = (dearer or [report])[0].tpot_mean_seconds
-        found["replayed"].append(line)
-        print(
-            f"{share:5.1%} {name:40} {report.tpot_mean_seconds * 1e3:7.3f} ms, "
-            f"with its tap {line['tpot_with_tap_seconds'] * 1e3:7.3f}", flush=True,
-        )  # fmt: skip
+        line: dict[str, Any] = {"row": name, "share": share}
+        for number, (term, machine) in enumerate(terms(share, recording, rates, found)):
+            report = one_row(row, machine, recording, file, found, said_least=LEAST_PROBABILITY if number else 0.0)
+            line.setdefault("ms", {})[term] = round(report.tpot_mean_seconds * 1e3, 4)
+        found["replayed"].append(line | report.as_json())
+        print(f"{share:5.1%} {name:40} " + ", ".join(f"{term} {ms:.3f}" for term, ms in line["ms"].items()), flush=True)
+    found["shares"] = shares(found)
+    for line in found["shares"]:
+        print(f"{line['share']:5.1%} {line['row']:40} live {line['live_ms']:6.3f} ms gained, of replay's " + ", ".join(
+            f"{term} {part:.0%}" for term, part in line["of_replay"].items()
+        ))  # fmt: skip
     given.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def one_row(
-    row: Row, slots: int, recording: Recording, file: ForecastFile, rates: Rates, tap: float, found: dict[str, Any]
-) -> ReplayReport:
+def terms(share: float, recording: Recording, rates: Rates, found: dict[str, Any]) -> Iterator[tuple[str, Machine]]:
+    """The machine, with one more of what a live run pays each time. The first: slots and rates alone."""
+    slots, size = slots_of_share(share, recording.all_experts), found["block_bytes"]
     machine = Machine(
-        slots, found["block_bytes"], found["block_bytes"] / rates.block, rates.layer - rates.beside + tap,
-        ask_seconds=rates.ask, beside_seconds=rates.beside,
+        slots, size, size / rates.block, rates.layer - rates.beside, ask_seconds=rates.ask,
+        beside_seconds=rates.beside,
     )  # fmt: skip
+    yield "rates", machine
+    apart = (rates.end + rates.between) / recording.layers  # of what a layer took: it lies after the last one
+    direct = found.get("driver") == "direct"
+    looking = machine.looking
+    if direct:
+        looking = Looking(most=GUESSES, stops=True, bytes_per_second=rates.guess_bytes_per_second)
+        machine = replace(machine, slots=slots - supply_of(slots), chunk_bytes=CHUNK_BYTES, looking=looking)
+        yield "driver", machine
+    if apart:
+        machine = replace(
+            machine, layer_seconds=machine.layer_seconds - apart, end_seconds=rates.end, between_seconds=rates.between
+        )
+        yield "ends", machine
+    if rates.experts is not None:
+        longer = max(rates.experts - rates.beside, -rates.ask)
+        machine = replace(
+            machine, layer_seconds=machine.layer_seconds - longer, beside_seconds=rates.experts,
+            ask_seconds=rates.ask + longer,
+        )  # fmt: skip
+        yield "experts", machine
+    looking = replace(looking, tap_seconds=max(0.0, rates.tap))
+    yield "tap", replace(machine, looking=looking)
+    if rates.delay:
+        yield "delay", replace(machine, looking=replace(looking, delay_seconds=rates.delay))
+
+
+def one_row(
+    row: Row, machine: Machine, recording: Recording, file: ForecastFile, found: dict[str, Any], said_least: float
+) -> ReplayReport:
+    """`said_least`: the probability below which a forecast names nobody, as live."""
     reuse = file.reuse if row.policy == "reuse" else None
+    said = file.foresight(row.said, row.horizon) if row.said else None
+    if said is not None:
+        said = Foresight(said.ranked, np.where(said.probability >= said_least, said.probability, 0.0))
     return replay(
-        recording, machine, row.policy, predictor=file.foresight(row.said, row.horizon) if row.said else None,
-        reuse=reuse, warmup_tokens=found["warmup"], name=row.name,
-        half_life_tokens=reuse.half_life_tokens if reuse else HALF_LIFE_TOKENS,
+        recording, machine, row.policy, predictor=said, reuse=reuse, warmup_tokens=found["warmup"], name=row.name,
+        throttled=said_least > 0, half_life_tokens=reuse.half_life_tokens if reuse else HALF_LIFE_TOKENS,
     )  # fmt: skip
+
+
+def shares(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of replay's gain over LFRU, what was measured: by rounds, against the mean of the LFRU of the same round."""
+    replayed = {(line["row"], line["share"]): line["ms"] for line in found["replayed"]}
+    lines = []
+    for (name, share), ms in replayed.items():
+        plain = replayed.get((LFRU, share))
+        if name in (LFRU, AGAIN) or plain is None:
+            continue
+        gains = [
+            statistics.fmean(_ms(found, share, number, (LFRU, AGAIN))) - statistics.fmean(own)
+            for number in sorted({line["round"] for line in found["lines"]})
+            if (own := _ms(found, share, number, (name,))) and _ms(found, share, number, (LFRU, AGAIN))
+        ]
+        live = statistics.fmean(gains)
+        parts = {term: live / (plain[term] - ms[term]) for term in ms if abs(plain[term] - ms[term]) > LEAST * ms[term]}
+        lines.append({"row": name, "share": share, "live_ms": live, "rounds_ms": gains, "of_replay": parts})
+    return lines
+
+
+def _ms(found: dict[str, Any], share: float, number: int, names: tuple[str, ...]) -> list[float]:
+    return [
+        line["live_ms"]
+        for line in found["lines"]
+        if line["row"] in names and (line["share"], line["round"]) == (share, number)
+    ]
 
 
 def main() -> None:

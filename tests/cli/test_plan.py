@@ -54,6 +54,14 @@ def test_the_embedded_model_under_a_budget_says_what_lies_where() -> None:
     assert demand == sorted(demand) and len(demand) == 4
 
 
+def test_a_cpu_that_computes_where_blocks_lie_has_its_own_floor() -> None:
+    words = [*RATES, "--tier", "CPU=8GB", "--fast-memory", "25%", "--ram", "50MiB", "--device", "cpu"]
+    floors = json.loads(run(*words, "--json"))["token_floors"]
+    assert all(floor["shared_seconds"] < floor["demand_seconds"] for floor in floors[1:])
+    assert "with CPU" in run(*words)
+    assert "with CPU" not in run(*RATES, "--fast-memory", "25%", "--device", "cpu")
+
+
 def test_a_resident_model_has_nothing_to_cover() -> None:
     text = run("--tier", "fast memory=10GB", "--tier", "RAM=5GB", "--device", "cpu")
     assert "nothing to cover" in text and "every expert is there" in text

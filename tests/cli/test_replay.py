@@ -27,6 +27,19 @@ def test_a_recorded_run_is_placed_between_on_demand_and_resident(tmp_path: Path)
     spent = {run["name"]: run["tpot_mean_seconds"] for run in json.loads(slower.stdout)["runs"]}
     assert spent["on demand"] == pytest.approx(3 * (0.5e-3 + 0.25e-3 + 2 * (1e-3 + 0.5e-3)))
     assert spent["all resident"] == pytest.approx(3 * 0.5e-3)
+    perfect = [*words, "--warmup", "20", "--perfect", "1", "--json"]
+    ends = ["--end-us", "200", "--between-us", "300", "--beside-us", "100"]
+    costs = ["--tap-us", "50", "--delay-us", "900", "--guess-link", "0.5GB", "--guesses", "1", "--stops"]
+    free, apart, costly = (
+        {run["name"]: run["tpot_mean_seconds"] for run in json.loads(CliRunner().invoke(app, each).stdout)["runs"]}
+        for each in (perfect, [*perfect, *ends], [*perfect, *costs])
+    )
+    assert apart["all resident"] == pytest.approx(free["all resident"] + 0.5e-3 + 3 * 0.1e-3)
+    assert costly["lfru"] == free["lfru"] and free["lfru + perfect"] < costly["lfru + perfect"]
+    said = json.loads(CliRunner().invoke(app, [*perfect, *costs]).stdout)["machine"]["looking"]
+    assert said == {
+        "tap_seconds": 50 / 1e6, "delay_seconds": 900 / 1e6, "most": 1, "bytes_per_second": 5e8, "stops": True,
+    }  # fmt: skip
     shown = CliRunner().invoke(app, [*words, "--tokens", "40", "--warmup", "0"])
     assert shown.exit_code == 0 and "TPOT" in shown.stdout
 
@@ -42,6 +55,11 @@ def test_a_recorded_run_is_placed_between_on_demand_and_resident(tmp_path: Path)
         (["--layer-ms", "-1"], "layer_seconds"),
         (["--decode-us", "-1"], "decoding seconds"),
         (["--layer-ms", "inf"], "layer_seconds"),
+        (["--tap-us", "-1"], "tap_seconds"),
+        (["--guesses", "0"], "most guesses"),
+        (["--chunk", "0"], "chunk_bytes"),
+        (["--guess-link", "fast"], "fast"),
+        (["--between-us", "nan"], "between_seconds"),
         (["--layer-ms", "nan"], "layer_seconds"),
         (["--tokens", "0"], "--tokens is 0"),
         (["--experts", "60"], "--experts without a trace"),

@@ -2,14 +2,16 @@
 
 import numpy as np
 
-from steerpipe.transfer.machine import Decoding, Disk, Machine
+from steerpipe.transfer.machine import Decoding, Disk, Looking, Machine
 from steerpipe.transfer.recorded import Recording
 from steerpipe.transfer.replay import replay
 
 BLOCK = 1000
 
 
-def machine(slots: int = 24, tc: float = 0.5, tx: float = 1.0, **rest: float | Decoding | Disk | None) -> Machine:
+def machine(
+    slots: int = 24, tc: float = 0.5, tx: float = 1.0, **rest: float | Decoding | Disk | Looking | None
+) -> Machine:
     """Seconds as given; chunks of a tenth of a block."""
     figures = {"chunk_bytes": BLOCK // 10} | rest
     return Machine(slots, BLOCK, BLOCK / tx, tc, **figures)  # type: ignore[arg-type]

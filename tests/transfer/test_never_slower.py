@@ -1,9 +1,12 @@
 """A bad predictor is not slower than none: on every stated machine, in simulated time."""
 
+from dataclasses import replace
+
 import pytest
 
 from steerpipe.arena.machines import StatedMachine, stated_machines
-from steerpipe.transfer.forecasts import RecallPredictor
+from steerpipe.transfer.forecasts import Predictor, RecallPredictor
+from steerpipe.transfer.machine import Looking
 from steerpipe.transfer.recorded import draw_recording
 from steerpipe.transfer.replay import replay
 from steerpipe.transfer.synthetic import SyntheticRouting
@@ -21,10 +24,37 @@ def ratio(stated: StatedMachine, predictor: RecallPredictor, *, throttled: bool)
     return replay(ROUTING, machine, predictor=predictor, throttled=throttled).tpot_mean_seconds / none
 
 
+def paid(stated: StatedMachine, predictor: Predictor) -> float:
+    """The same where looking ahead costs what it did on an H200, and a host stands between two tokens."""
+    looking = Looking(tap_seconds=7.3e-6, delay_seconds=27.5e-6, most=2, stops=True)
+    machine = replace(stated.machine(ROUTING.all_experts), looking=looking, between_seconds=0.47e-3)
+    none = replay(ROUTING, machine).tpot_mean_seconds
+    return replay(ROUTING, machine, predictor=predictor, throttled=True).tpot_mean_seconds / none
+
+
 @pytest.mark.parametrize("stated", stated_machines(), ids=lambda stated: stated.name)
 @pytest.mark.parametrize("predictor", [WRONG, CHANCE], ids=["always wrong", "chance"])
 def test_a_throttled_predictor_costs_at_most_three_percent(stated: StatedMachine, predictor: RecallPredictor) -> None:
     assert ratio(stated, predictor, throttled=True) <= 1.03
+
+
+@pytest.mark.parametrize("stated", stated_machines(), ids=lambda stated: stated.name)
+@pytest.mark.parametrize("predictor", [WRONG, CHANCE], ids=["always wrong", "chance"])
+def test_so_it_does_where_looking_ahead_is_paid_for(stated: StatedMachine, predictor: RecallPredictor) -> None:
+    assert paid(stated, predictor) <= 1.03
+
+
+class Nobody:
+    """Looks ahead and is never sure."""
+
+    horizon = 1
+
+    def predict(self, token: int, layer: int, ahead: int) -> list[int]:
+        return []
+
+
+def test_who_is_never_sure_costs_at_most_three_percent() -> None:
+    assert 1 < paid(StatedMachine("PCIe 5", "int4", 0.5), Nobody()) <= 1.03
 
 
 def test_it_is_the_throttle_that_keeps_the_bound() -> None:

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from steerpipe.core.errors import ConfigError, InputError
 from steerpipe.transfer.comparison import ReplayOptions, compare
-from steerpipe.transfer.machine import Decoding, Machine, slots_of_share
+from steerpipe.transfer.machine import Decoding, Looking, Machine, slots_of_share
 from steerpipe.transfer.recorded import draw_recording
 from steerpipe.transfer.replay import replay
 from steerpipe.transfer.replay_report import render
@@ -147,6 +147,16 @@ def test_a_table_says_what_decoding_and_asking_take() -> None:
     shown = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
     assert "one block takes 1 ms and 0.5 ms to decode" in shown
     assert "asks 0.2 ms for what it misses" in shown
+    assert "looking ahead" not in shown and "between two tokens" not in shown
+
+
+def test_a_table_says_what_looking_ahead_takes() -> None:
+    recording = draw_recording(SyntheticRouting(tokens=6, layers=2, experts=12, top_k=2))
+    figures = replace(MACHINE, looking=Looking(7e-6, 27e-6), end_seconds=1e-4, between_seconds=4e-4)
+    console = Console(file=io.StringIO(), width=200)
+    console.print(render(compare(recording, ReplayOptions(figures, policies=("lru",)))))
+    shown = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    assert "looking ahead takes 0.007 ms of it and speaks after 0.027 ms; 0.5 ms lie between two tokens" in shown
 
 
 def test_an_unknown_policy_is_refused_before_anything_runs() -> None:

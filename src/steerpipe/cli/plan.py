@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from steerpipe.runtime.plans import Placement
 
 FAST = "fast memory"
-PLACES = (FAST, "page-locked RAM", "RAM", "disk")
+PLACES = (FAST, "page-locked RAM", "RAM", "disk", "CPU")
 
 
 @app.command()

@@ -57,9 +57,11 @@ def show_covers(
 
 
 def _show_floors(console: Console, title: str, floors: "Sequence[Floor]") -> None:
-    table = _table("", "there", "waiting for each", "none waited for")
-    for floor in floors:
-        table.add_row(floor.what, f"{floor.hit_rate:.0%}", _time(floor.demand_seconds), _time(floor.hidden_seconds))
+    shared = [floor.shared_seconds for floor in floors]
+    table = _table("", "there", "waiting for each", "none waited for", *(["with CPU"] if any(shared) else []))
+    for floor, split in zip(floors, shared, strict=True):
+        times = (floor.demand_seconds, floor.hidden_seconds, *(() if split is None else (split,)))
+        table.add_row(floor.what, f"{floor.hit_rate:.0%}", *map(_time, times))
     console.print(f"[bold]{title}[/bold]")
     console.print(table)
 

@@ -31,6 +31,26 @@ def replay(
     decode_us: Annotated[
         float, typer.Option(help="per block once it is read, before it can be used, in microseconds")
     ] = 0.0,
+    beside_us: Annotated[
+        float, typer.Option(help="of a layer, after its router, that goes on beside its misses, in microseconds")
+    ] = 0.0,
+    end_us: Annotated[float, typer.Option(help="of a token after its last layer: logits, in microseconds")] = 0.0,
+    between_us: Annotated[float, typer.Option(help="of a host between two tokens, in microseconds")] = 0.0,
+    tap_us: Annotated[
+        float, typer.Option(help="that a predictor adds to a layer while it looks ahead, in microseconds")
+    ] = 0.0,
+    delay_us: Annotated[
+        float, typer.Option(help="from a router's decision to the forecast made of it, in microseconds")
+    ] = 0.0,
+    chunk: Annotated[str, typer.Option(help="bytes of a guess between two looks whether it is still wanted")] = "1MiB",
+    guess_link: Annotated[str | None, typer.Option(help="bytes per second of guesses; default: the link's")] = None,
+    guesses: Annotated[int | None, typer.Option(help="blocks that one forecast sends for; default: all")] = None,
+    stops: Annotated[
+        bool, typer.Option(help="guesses stop at a router and at a token's end, as where a device sends by itself")
+    ] = False,
+    cpu_us: Annotated[
+        float | None, typer.Option(help="of a missing block that the CPU computes where it lies, in microseconds")
+    ] = None,
     experts: Annotated[int | None, typer.Option(help="per layer; default: as many as the trace routes to")] = None,
     tokens: Annotated[int, typer.Option(help="tokens of the trace to use")] = 2000,
     recall: Annotated[str, typer.Option(help="of a predictor 1, 2, ... layers ahead, such as .8,.7,.65")] = "",
@@ -46,7 +66,7 @@ def replay(
         from rich.console import Console
 
         from steerpipe.transfer.comparison import ReplayOptions, compare
-        from steerpipe.transfer.machine import Decoding, Machine, slots_of_share
+        from steerpipe.transfer.machine import Decoding, Looking, Machine, slots_of_share
         from steerpipe.transfer.recorded import draw_recording
         from steerpipe.transfer.replay_report import render
         from steerpipe.transfer.synthetic import SyntheticRouting
@@ -68,6 +88,18 @@ def replay(
             ask_seconds=ask_us / 1e6,
             latency_seconds=latency_us / 1e6,
             decoding=Decoding(decode_us / 1e6) if decode_us else None,
+            chunk_bytes=parse_bytes(chunk),
+            beside_seconds=beside_us / 1e6,
+            end_seconds=end_us / 1e6,
+            cpu_seconds=None if cpu_us is None else cpu_us / 1e6,
+            between_seconds=between_us / 1e6,
+            looking=Looking(
+                tap_seconds=tap_us / 1e6,
+                delay_seconds=delay_us / 1e6,
+                most=guesses,
+                bytes_per_second=None if guess_link is None else parse_bytes(guess_link),
+                stops=stops,
+            ),
         )
         options = ReplayOptions(machine, recalls=recalls, perfect_horizon=perfect, warmup_tokens=warmup, seed=seed)
         comparison = compare(recording, options)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 # benchmarks/notes/2026-11-15-hit-rates-nano.md
 _RECORDED_HITS = ((0.0, 0.0), (0.125, 0.339), (0.25, 0.527), (0.4, 0.697), (0.5, 0.782), (0.75, 0.932), (1.0, 1.0))
 
+DISK = "disk"
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -67,6 +69,7 @@ class Floor:
     hit_rate: float
     demand_seconds: float
     hidden_seconds: float
+    shared_seconds: float | None = None  # waiting, while a CPU computes its share of the missing where they lie
 
 
 def cover(block_bytes: int, link: Link, tokens_per_second: float) -> Cover:
@@ -89,15 +92,29 @@ def block_seconds(block_bytes: int, links: Sequence[Link]) -> float:
     return sum(link.share * block_bytes / link.bytes_per_second for link in links)
 
 
+def shared_seconds(block_bytes: int, links: Sequence[Link], cpu_rate: float) -> float:
+    """As `block_seconds`, while a CPU computes what lies in RAM at `cpu_rate`: both end at once, or RAM is empty."""
+    every = block_seconds(block_bytes, links)
+    near = [link for link in links if link.name != DISK and link.share > 0]
+    in_ram = sum(link.share for link in near)
+    if not in_ram:
+        return every
+    saved = block_seconds(block_bytes, near) / in_ram  # of the link, by a block that the CPU takes
+    taken = min(in_ram, every / (saved + block_bytes / cpu_rate))
+    return every - taken * saved
+
+
 def token_floors(
-    geometry: Geometry, resident_share: float, memory_rate: float, links: Sequence[Link]
+    geometry: Geometry, resident_share: float, memory_rate: float, links: Sequence[Link], cpu_rate: float | None = None
 ) -> tuple[Floor, ...]:
     """Of one decoded token: with all hits, as recorded, with a cache no better than chance, and with none.
 
-    Compute is the time to read every weight that the token uses once, at `memory_rate`.
+    Compute is the time to read every weight that the token uses once, at `memory_rate`. `cpu_rate`: bytes of blocks
+    that a CPU beside the fast memory computes per second where they lie.
     """
     compute = (geometry.dense_bytes + geometry.routed * geometry.slot_bytes) / memory_rate
     each = block_seconds(geometry.block_bytes, links)
+    split = None if cpu_rate is None else shared_seconds(geometry.block_bytes, links, cpu_rate)
     assumed = {"every expert is there": 1.0}
     if resident_share < 1:
         assumed["hits as recorded of nano (LFRU)"] = expected_hits(resident_share)
@@ -105,8 +122,10 @@ def token_floors(
         assumed["no expert is there"] = 0.0
     floors = []
     for what, hits in assumed.items():
-        copies = geometry.routed * (1 - hits) * each
-        floors.append(Floor(what, hits, compute + copies, max(compute, copies)))
+        missing = geometry.routed * (1 - hits)
+        copies = missing * each
+        shared = None if split is None else compute + missing * split
+        floors.append(Floor(what, hits, compute + copies, max(compute, copies), shared))
     return tuple(floors)
 
 

@@ -16,13 +16,15 @@ from steerpipe.model.spec import ModelSpec
 from steerpipe.runtime.experts import settle_budget
 from steerpipe.runtime.facts import gather_facts
 from steerpipe.runtime.memory import MemoryRow, memory_rows
-from steerpipe.runtime.planner import Cover, Floor, Geometry, Link, cover, prompt_floor, token_floors
+from steerpipe.runtime.planner import DISK, Cover, Floor, Geometry, Link, cover, prompt_floor, token_floors
 from steerpipe.store.layout import BlockLayout
 from steerpipe.store.plan import PackOptions, plan_pack
 from steerpipe.store.reader import is_pack, open_pack
 from steerpipe.store.slots import slot_bytes
 
 LAST_CELL_TOKENS = 16  # what is left of a prompt at Enter when the rest was computed while it was typed
+
+CPU = "CPU"  # among rates: of blocks that it computes where they lie
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +101,12 @@ def place_model(folder: Path, config: EngineConfig) -> Placement:
 def plan_placement(
     placement: Placement, memory_rate: float, rates: Mapping[str, float], tokens_per_second: float, prompt_tokens: int
 ) -> ModelPlan:
-    """`rates`: bytes per second from "page-locked RAM", "RAM" and "disk", where the placement has anything there."""
+    """`rates`: bytes per second from "page-locked RAM", "RAM" and "disk", where the placement has anything there; and
+    of the CPU, where it is to compute what is missing.
+    """
     geometry, resident = placement.geometry, placement.resident_share
     links = links_of(placement, rates)
-    tokens = token_floors(geometry, resident, memory_rate, links)
+    tokens = token_floors(geometry, resident, memory_rate, links, rates.get(CPU))
     generated = 1 / tokens[min(1, len(tokens) - 1)].demand_seconds  # as recorded, where anything is ever missing
     lengths = sorted({prompt_tokens, min(prompt_tokens, LAST_CELL_TOKENS)}, reverse=True)
     every = geometry.layers * geometry.experts
@@ -127,7 +131,7 @@ def links_of(placement: Placement, rates: Mapping[str, float]) -> tuple[Link, ..
         return ()
     every = geometry.layers * geometry.experts * geometry.block_bytes
     shares = {"page-locked RAM": budget.pinned_bytes / every, "RAM": (budget.ram_bytes - budget.pinned_bytes) / every}
-    shares["disk"] = max(0.0, 1 - sum(shares.values()))
+    shares[DISK] = max(0.0, 1 - sum(shares.values()))
     slowest = budget.pace or float("inf")
     return tuple(Link(name, min(rates[name], slowest), share) for name, share in shares.items() if share > 0)
 

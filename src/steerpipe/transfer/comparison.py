@@ -43,10 +43,13 @@ def _runs(recording: Recording, options: ReplayOptions) -> Iterator[ReplayReport
     if options.perfect_horizon:
         predictors["perfect"] = PerfectPredictor(recording.routing, options.perfect_horizon)
 
-    def run(policy: str, name: str, *, keep: Keep = Keep.CACHE, predictor: Predictor | None = None) -> ReplayReport:
+    def run(
+        policy: str, name: str, *, keep: Keep = Keep.CACHE, predictor: Predictor | None = None,
+        by_cpu: bool = False,
+    ) -> ReplayReport:  # fmt: skip
         return replay(
-            recording, options.machine, policy, keep=keep, predictor=predictor, throttled=True, name=name,
-            half_life_tokens=options.half_life_tokens, warmup_tokens=options.warmup_tokens,
+            recording, options.machine, policy, keep=keep, predictor=predictor, throttled=True, by_cpu=by_cpu,
+            name=name, half_life_tokens=options.half_life_tokens, warmup_tokens=options.warmup_tokens,
         )  # fmt: skip
 
     yield run("lru", "on demand", keep=Keep.NOTHING)
@@ -54,4 +57,6 @@ def _runs(recording: Recording, options: ReplayOptions) -> Iterator[ReplayReport
         yield run(policy, policy)
         for name, predictor in predictors.items():
             yield run(policy, f"{policy} + {name}", predictor=predictor)
+        if options.machine.cpu_seconds is not None:
+            yield run(policy, f"{policy} + cpu", by_cpu=True)
     yield run("lru", "all resident", keep=Keep.ALL)

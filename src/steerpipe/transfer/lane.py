@@ -20,11 +20,15 @@ class Traffic:
 class Lane:
     """One serial link. `ends` is when its chunk lands; inf while it is idle."""
 
-    def __init__(self, bytes_per_second: float, latency_seconds: float, chunk_bytes: int, block_bytes: int) -> None:
+    def __init__(
+        self, bytes_per_second: float, latency_seconds: float, chunk_bytes: int, block_bytes: int,
+        guess_bytes_per_second: float | None = None,
+    ) -> None:  # fmt: skip
         self.queue = TransferQueue()
         self.traffic = Traffic()
         self.ends = math.inf
-        self._rate, self._latency = bytes_per_second, latency_seconds
+        self._rate, self._guess_rate = bytes_per_second, guess_bytes_per_second or bytes_per_second
+        self._latency = latency_seconds
         self._chunk_bytes, self._block_bytes = chunk_bytes, block_bytes
         self._chunk: Chunk | None = None
 
@@ -32,14 +36,18 @@ class Lane:
     def idle(self) -> bool:
         return self._chunk is None
 
-    def start(self, now: float) -> bool:
-        """Takes up the next chunk at `now`, if there is one. A demand moves in one piece: nothing can outrank it."""
+    def start(self, now: float, *, guesses: bool = True) -> bool:
+        """Takes up the next chunk at `now`, if there is one. A demand moves in one piece: nothing can outrank it.
+
+        `guesses`: whether they may move.
+        """
         reason = self.queue.next_reason()
-        if reason is None:
+        if reason is None or (reason is not Reason.DEMAND and not guesses):
             return False
         self._chunk = chunk = self.queue.take(self._block_bytes if reason is Reason.DEMAND else self._chunk_bytes)
         assert chunk is not None, "the queue announced a transfer"
-        seconds = chunk.length / self._rate + (0.0 if chunk.offset else self._latency)
+        rate = self._rate if reason is Reason.DEMAND else self._guess_rate
+        seconds = chunk.length / rate + (0.0 if chunk.offset else self._latency)
         self.ends = now + seconds
         self.traffic.busy_seconds += seconds
         if reason is Reason.DEMAND:

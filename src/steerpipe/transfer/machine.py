@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from steerpipe.core.errors import ConfigError
 from steerpipe.core.geometry import SMALLEST_SLOTS
 
+_SECONDS = (
+    "layer_seconds", "expert_seconds", "ask_seconds", "beside_seconds", "latency_seconds", "end_seconds",
+    "between_seconds",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Disk:
@@ -30,13 +35,28 @@ class Decoding:
 
 
 @dataclass(frozen=True, slots=True)
+class Looking:
+    """What looking ahead costs, each figure measured by itself. As it stands nothing: a guess moves as a demand does.
+
+    A tap is serial: a layer's demands begin `tap_seconds` after its router's decision, and no guess moves meanwhile.
+    """
+
+    tap_seconds: float = 0.0  # of a layer, while somebody predicts and does not rest
+    delay_seconds: float = 0.0  # from a router's decision until the forecast made of it is there
+    most: int | None = None  # blocks that one forecast sends for; None: as many as it names
+    bytes_per_second: float | None = None  # of a guess; None: the link's
+    stops: bool = False  # a router's decision and a token's end stop what moves; else it moves on while a host asks
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """Fast memory of `slots` blocks, filled over one link from RAM (or, without RAM in between, from the disk).
 
     A layer takes `layer_seconds` up to its router's decision, then `beside_seconds` while what is missing is on its
     way, and `expert_seconds` for each routed expert; an expert is computed while others are on their way. With both 0
     a layer costs Tc = `layer_seconds` and its stall, the arithmetic of docs and tables. Without `decoding` a block can
-    be computed on when its last byte is there.
+    be computed on when its last byte is there. After its last layer a token takes `end_seconds` (its logits), then
+    a host `between_seconds` until the next one begins.
     """
 
     slots: int
@@ -50,6 +70,10 @@ class Machine:
     ask_seconds: float = 0.0  # of a layer that misses, before its first block moves: victims, wake-ups
     decoding: Decoding | None = None
     beside_seconds: float = 0.0  # of a layer after its router's decision, on what needs no routed expert: a shared one
+    end_seconds: float = 0.0
+    between_seconds: float = 0.0
+    looking: Looking = Looking()
+    cpu_seconds: float | None = None  # of a block that a CPU beside the fast memory computes where it lies in RAM
 
     def __post_init__(self) -> None:
         for what, right, must in self._rules():
@@ -59,8 +83,16 @@ class Machine:
     def _rules(self) -> Iterator[tuple[str, bool, str]]:
         for name in ("block_bytes", "link_bytes_per_second", "chunk_bytes"):
             yield f"{name} = {getattr(self, name)}", 0 < getattr(self, name) < math.inf, "above 0 and finite"
-        for name in ("layer_seconds", "expert_seconds", "ask_seconds", "beside_seconds", "latency_seconds"):
+        for name in _SECONDS:
             yield f"{name} = {getattr(self, name)}", 0 <= getattr(self, name) < math.inf, "0 or more and finite"
+        looking = self.looking
+        for name in ("tap_seconds", "delay_seconds"):
+            yield f"{name} = {getattr(looking, name)}", 0 <= getattr(looking, name) < math.inf, "0 or more and finite"
+        cpu = self.cpu_seconds
+        yield f"cpu_seconds = {cpu}", cpu is None or 0 <= cpu < math.inf, "0 or more and finite"
+        yield f"most guesses = {looking.most}", looking.most is None or looking.most >= 1, "1 or more"
+        rate = looking.bytes_per_second
+        yield f"rate of guesses = {rate}", rate is None or 0 < rate < math.inf, "above 0 and finite"
         least = f"{SMALLEST_SLOTS} or more"
         yield f"slots = {self.slots}", self.slots >= SMALLEST_SLOTS, least
         if self.decoding is not None:

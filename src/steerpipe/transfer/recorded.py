@@ -1,5 +1,6 @@
 """A recorded run: which experts each token was routed to. Pure; `transfer.trace_file` reads one."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,6 +57,13 @@ class Recording:
     @property
     def all_experts(self) -> int:
         return self.layers * self.experts
+
+    def uses(self) -> Iterator[tuple[int, float]]:
+        """(number, time in tokens) of every use."""
+        for token, rows in enumerate(self.routing.tolist()):
+            for layer, experts in enumerate(rows):
+                now = token + layer / self.layers
+                yield from ((layer * self.experts + expert, now) for expert in experts)
 
 
 def draw_recording(plan: SyntheticRouting) -> Recording:

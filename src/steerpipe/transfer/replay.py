@@ -6,8 +6,8 @@ a lease: what is there first, then whatever has landed. Guesses move in the link
 """
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from enum import Enum
 
 import numpy as np
@@ -15,14 +15,16 @@ from numpy.typing import NDArray
 
 from steerpipe.core.errors import ConfigError
 from steerpipe.core.ids import ExpertId
+from steerpipe.core.quality import computed_share
 from steerpipe.store.policies import HALF_LIFE_TOKENS, ForecastAware, Policy, Reuse, make_policy
 from steerpipe.store.residency import Residency
 from steerpipe.transfer.forecasts import Predictor, ReuseScores
 from steerpipe.transfer.machine import Machine
 from steerpipe.transfer.recorded import Recording
+from steerpipe.transfer.replay_counts import Counts, Mark, make_report
 from steerpipe.transfer.replay_report import ReplayReport
 from steerpipe.transfer.simulated import SimulatedLadder
-from steerpipe.transfer.throttle import Throttle
+from steerpipe.transfer.throttle import MOST_SILENT, Throttle
 
 
 class Keep(Enum):
@@ -31,28 +33,6 @@ class Keep(Enum):
     NOTHING = "on demand"  # every expert is moved for every use
     CACHE = "cache"  # as the policy says
     ALL = "resident"  # everything lies there from the start, whatever the slots
-
-
-@dataclass(slots=True)
-class _Counts:
-    hits: int = 0
-    late: int = 0
-    misses: int = 0
-    guesses_used: int = 0
-    stall_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """Where everything that only grows stood when the first measured token began."""
-
-    seconds: float
-    link_busy: float
-    demand_bytes: int
-    guess_bytes: int
-    disk_bytes: int
-    evictions: int
-    guesses_sent: int
 
 
 def replay(
@@ -64,6 +44,7 @@ def replay(
     predictor: Predictor | None = None,
     reuse: ReuseScores | None = None,
     throttled: bool = False,
+    by_cpu: bool = False,
     half_life_tokens: float = HALF_LIFE_TOKENS,
     warmup_tokens: int = 0,
     name: str = "",
@@ -72,26 +53,32 @@ def replay(
 
     A RAM tier has the same policy; with belady it has LRU, for what reaches the RAM depends on the tier above it.
     `reuse` tells the policy of that name how soon experts are used again. `throttled`: nothing is sent while too few of
-    the last guesses were used, as on a GPU; else a predictor is shown as it is, however bad.
+    the last guesses were used; else a predictor is shown as it is, however bad. `by_cpu`: the miss policy cpu.
     """
     if (policy == "reuse") != (reuse is not None):
         raise ConfigError("the policy reuse and a reuse forecast go together", fix="give both, or the policy lfru")
-    throttle = Throttle(most_silent=math.inf) if throttled else None  # looking ahead takes no simulated time
-    run = _Run(recording, machine, policy, keep, predictor, throttle, half_life_tokens)
+    if by_cpu and machine.cpu_seconds is None:
+        raise ConfigError("the policy cpu on a machine without one", fix="give it cpu_seconds: --cpu-us")
+    silent = MOST_SILENT if machine.looking.tap_seconds else math.inf  # who costs nothing may look on
+    throttle = Throttle(most_silent=silent) if throttled else None
+    told = machine if by_cpu else replace(machine, cpu_seconds=None)
+    run = _Run(recording, told, policy, keep, predictor, throttle, half_life_tokens)
     warmup = max(0, min(warmup_tokens, recording.tokens - 1))
     ends = []
-    mark = run.mark()
+    mark = Mark.of(run.ladder)
     for token in range(recording.tokens):
         if token == warmup:
-            mark, run.counts = run.mark(), _Counts()
+            mark, run.counts = Mark.of(run.ladder), Counts()
         for layer in range(recording.layers):
             run.layer(token, layer)
             if reuse is not None:
                 run.expect(reuse.at(token, layer))
+        run.end()
         ends.append(run.ladder.time)
     run.ladder.check_integrity()
     seconds = np.diff(np.array([mark.seconds, *ends[warmup:]]))  # [measured tokens]
-    return _report(run, mark, seconds, name or (policy if keep is Keep.CACHE else keep.value))
+    shown = name or (policy if keep is Keep.CACHE else keep.value)
+    return make_report(shown, run.ladder, mark, run.counts, seconds)
 
 
 class _Run:
@@ -100,7 +87,7 @@ class _Run:
         predictor: Predictor | None, throttle: Throttle | None, half_life_tokens: float,
     ) -> None:  # fmt: skip
         self.machine = replace(machine, slots=_slots(recording, machine, keep, predictor))
-        self.keep, self.predictor, self.throttle, self.counts = keep, predictor, throttle, _Counts()
+        self.keep, self.predictor, self.throttle, self.counts = keep, predictor, throttle, Counts()
         self.ids = [[ExpertId(layer, each) for each in range(recording.experts)] for layer in range(recording.layers)]
         experts = [expert for row in self.ids for expert in row]
         self.policy, ram_policy = (
@@ -124,14 +111,40 @@ class _Run:
         ladder.now = token + layer / self.layers
         routed = [row[each] for each in self.routed[token][layer]]
         begin = ladder.time
+        ladder.step = float(token * self.layers + layer)
+        tap = self._tap()
         if self.machine.ask_seconds and any(ladder.table.state(each) is Residency.ABSENT for each in routed):
-            ladder.run_until(ladder.time + self.machine.ask_seconds)
+            ladder.run_until(ladder.time + self.machine.ask_seconds, guesses=not self.machine.looking.stops)
         absent = self._settle(routed)
         if self.predictor is not None:
-            ladder.guess(self._expected(token, layer, self.predictor) if self._may_guess(layer, routed) else ())
-        self._waves(routed, absent)
-        computed = self.machine.beside_seconds + self.machine.expert_seconds * len(routed)
-        self.counts.stall_seconds += ladder.time - begin - computed
+            wanted = self._expected(token, layer, self.predictor) if self._may_guess(layer, routed) else ()
+            ladder.foretell(wanted, begin + self.machine.looking.delay_seconds)
+        computed = self._by_cpu(absent)
+        done = ladder.time + len(computed) * (self.machine.cpu_seconds or 0.0)
+        left = [each for each in routed if each not in computed]
+        self._waves(left, [each for each in absent if each not in computed])
+        if ladder.time < done:
+            ladder.run_until(done)
+        own = tap + self.machine.beside_seconds + self.machine.expert_seconds * len(left)
+        self.counts.stall_seconds += ladder.time - begin - own
+
+    def end(self) -> None:
+        """The token's last layer was computed."""
+        ladder, machine = self.ladder, self.machine
+        if machine.end_seconds:
+            ladder.run_until(ladder.time + machine.end_seconds)
+        if machine.looking.stops:
+            ladder.stop()
+        if machine.between_seconds:
+            ladder.run_until(ladder.time + machine.between_seconds)
+
+    def _tap(self) -> float:
+        """Seconds that who looks ahead takes of the layer. They pass; who rests takes none."""
+        seconds = self.machine.looking.tap_seconds
+        if not seconds or self.predictor is None or (self.throttle is not None and self.throttle.closed):
+            return 0.0
+        self.ladder.run_until(self.ladder.time + seconds, guesses=False)
+        return seconds
 
     def expect(self, scores: NDArray[np.floating] | None) -> None:
         if scores is not None:
@@ -161,6 +174,18 @@ class _Run:
                 counts.late += 1
                 ladder.demand(expert, transient=False)
         return absent
+
+    def _by_cpu(self, absent: list[ExpertId]) -> list[ExpertId]:
+        """Who of the absent is computed where it lies while the link brings the others: the weakest choices first."""
+        machine, ram = self.machine, self.ladder.ram
+        if machine.cpu_seconds is None:
+            return []
+        near = [each for each in absent if ram is None or ram.state(each) is Residency.READY]
+        decoding = 0.0 if machine.decoding is None else machine.decoding.seconds
+        share = computed_share(len(absent), machine.block_seconds + decoding, machine.cpu_seconds)
+        computed = near[::-1][:share]
+        self.counts.computed += len(computed)
+        return computed
 
     def _may_guess(self, layer: int, routed: list[ExpertId]) -> bool:
         """A layer has come: its guesses were right or wrong."""
@@ -210,15 +235,6 @@ class _Run:
             self.policy.forecast(np.array(numbers, dtype=np.int64), np.array(list(wanted.values())) / self.layers)
         return wanted.items()
 
-    def mark(self) -> _Mark:
-        ladder, traffic = self.ladder, self.ladder.link.traffic
-        below = ladder.disk.traffic if ladder.disk is not None else None
-        disk_bytes = 0 if below is None else below.demand_bytes + below.guess_bytes
-        return _Mark(
-            ladder.time, traffic.busy_seconds, traffic.demand_bytes, traffic.guess_bytes, disk_bytes,
-            ladder.evictions, ladder.guesses_sent,
-        )  # fmt: skip
-
 
 def _slots(recording: Recording, machine: Machine, keep: Keep, predictor: Predictor | None) -> int:
     if keep is Keep.CACHE:
@@ -229,37 +245,5 @@ def _slots(recording: Recording, machine: Machine, keep: Keep, predictor: Predic
 
 
 def _policy(name: str, recording: Recording, half_life_tokens: float) -> Policy:
-    uses = _uses(recording) if name == "belady" else None
+    uses = recording.uses() if name == "belady" else None
     return make_policy(name, recording.all_experts, half_life_tokens=half_life_tokens, uses=uses)
-
-
-def _uses(recording: Recording) -> Iterator[tuple[int, float]]:
-    """(number, time in tokens) of every use."""
-    for token, rows in enumerate(recording.routing.tolist()):
-        for layer, experts in enumerate(rows):
-            now = token + layer / recording.layers
-            yield from ((layer * recording.experts + expert, now) for expert in experts)
-
-
-def _report(run: _Run, mark: _Mark, seconds: NDArray[np.float64], name: str) -> ReplayReport:
-    end, counts, tokens = run.mark(), run.counts, len(seconds)
-    passed = end.seconds - mark.seconds
-    return ReplayReport(
-        name=name,
-        tokens=tokens,
-        slots=run.machine.slots,
-        tpot_mean_seconds=float(seconds.mean()),
-        tpot_median_seconds=float(np.median(seconds)),
-        tpot_p95_seconds=float(np.percentile(seconds, 95)),
-        stall_seconds_per_token=counts.stall_seconds / tokens,
-        hits=counts.hits,
-        late=counts.late,
-        misses=counts.misses,
-        demand_bytes_per_token=(end.demand_bytes - mark.demand_bytes) / tokens,
-        guess_bytes_per_token=(end.guess_bytes - mark.guess_bytes) / tokens,
-        disk_bytes_per_token=(end.disk_bytes - mark.disk_bytes) / tokens,
-        link_utilisation=(end.link_busy - mark.link_busy) / passed if passed else 0.0,
-        evictions=end.evictions - mark.evictions,
-        guesses_sent=end.guesses_sent - mark.guesses_sent,
-        guesses_used=counts.guesses_used,
-    )

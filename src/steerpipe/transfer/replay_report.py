@@ -32,6 +32,7 @@ class ReplayReport:
     evictions: int
     guesses_sent: int  # that were given a slot
     guesses_used: int  # of those: routed to before they were cut or evicted
+    computed: int = 0  # of the misses: by a CPU, where they lie
 
     @property
     def hit_rate(self) -> float:
@@ -91,6 +92,12 @@ def _caption(machine: Machine) -> str:
     layer = f"a layer computes {machine.layer_seconds * 1e3:.3g} ms before its router has decided"
     if machine.ask_seconds:
         layer += f", and asks {machine.ask_seconds * 1e3:.3g} ms for what it misses"
+    looking = machine.looking
+    if looking.tap_seconds or looking.delay_seconds:
+        layer += f"; looking ahead takes {looking.tap_seconds * 1e3:.3g} ms of it and speaks after "
+        layer += f"{looking.delay_seconds * 1e3:.3g} ms"
+    if apart := machine.end_seconds + machine.between_seconds:
+        layer += f"; {apart * 1e3:.3g} ms lie between two tokens"
     return f"{block}, {layer}; used: share of guessed blocks"
 
 

@@ -2,6 +2,7 @@
 
 A link moves one chunk at a time. A guess takes a slot only when the link has nothing else to do, is cut at the next
 chunk when it is withdrawn, and is transient until it is used: wrong guesses hold at most `transient_limit` slots.
+A forecast is there some time after it was asked for; until then the last one stands, but for layers that have come.
 Legend: an expert is *begun* when it has a slot; it *lands* when its last byte is there and it has been decoded.
 """
 
@@ -14,6 +15,7 @@ from steerpipe.store.policies import Policy
 from steerpipe.store.residency import Residency, SlotTable
 from steerpipe.transfer.lane import Decoder, Lane
 from steerpipe.transfer.machine import Machine
+from steerpipe.transfer.plan import first_absent
 from steerpipe.transfer.queue import Outcome, Reason, Transfer
 
 
@@ -30,10 +32,13 @@ class SimulatedLadder:
         self.guesses_sent = 0
         self.unused: set[ExpertId] = set()  # in a slot by a guess; who uses one takes it out
         self.sent: set[ExpertId] = set()  # guesses that were begun; who counts them takes them out
+        self.step = -1.0  # the layer that has come last, as deadlines count
+        self._stopped = False  # no guess moves before the next forecast
         self.table = SlotTable(experts, machine.slots, policy, transient_limit)
         self.link = Lane(
-            machine.link_bytes_per_second, machine.latency_seconds, machine.chunk_bytes, machine.block_bytes
-        )
+            machine.link_bytes_per_second, machine.latency_seconds, machine.chunk_bytes, machine.block_bytes,
+            machine.looking.bytes_per_second,
+        )  # fmt: skip
         self.decoder = Decoder(machine.decoding) if machine.decoding is not None else None
         self.lanes = [self.link]
         self.disk: Lane | None = None
@@ -44,6 +49,7 @@ class SimulatedLadder:
             self.ram = SlotTable(experts, below.ram_slots, ram_policy, below.ram_slots)
             self.lanes.append(self.disk)
         self._guesses: deque[tuple[ExpertId, float]] = deque()  # not begun, nearest first
+        self._coming: deque[tuple[float, list[tuple[ExpertId, float]]]] = deque()  # forecasts, and when they are there
         self._fetching: dict[ExpertId, Transfer] = {}  # begun and not landed
         self._without_ram: list[ExpertId] = []  # of these: those that found no slot in RAM
 
@@ -54,30 +60,51 @@ class SimulatedLadder:
         self._fetch(Transfer(expert, Reason.DEMAND, self.time, self.machine.block_bytes))
         return True
 
+    def foretell(self, wanted: Iterable[tuple[ExpertId, float]], at: float) -> None:
+        """What will be expected from `at` on. Guesses for layers that have come are cut now."""
+        if at <= self.time:
+            self.guess(wanted)
+            return
+        self._coming.append((at, list(wanted)))
+        self._guesses = deque(each for each in self._guesses if each[1] > self.step)
+        for expert, transfer in list(self._fetching.items()):
+            if transfer.reason is not Reason.DEMAND and transfer.deadline <= self.step:
+                self._withdraw(expert)
+
     def guess(self, wanted: Iterable[tuple[ExpertId, float]]) -> None:
         """(expert, deadline), nearest first: what is now expected. Guesses in flight that are not of it are cut."""
-        self._guesses = deque(wanted)
+        to_come = [each for each in wanted if each[1] > self.step]
+        there = [self.table.state(expert) is Residency.READY for expert, _ in to_come]
+        self._guesses, self._stopped = deque(first_absent(to_come, there, self.machine.looking.most)), False
         expected = {expert for expert, _ in self._guesses}
         self.table.protect(expected)
         for expert, transfer in list(self._fetching.items()):
             if transfer.reason is not Reason.DEMAND and expert not in expected:
                 self._withdraw(expert)
 
-    def run_until(self, time: float) -> None:
-        """Lets links and readers work up to `time`."""
+    def stop(self) -> None:
+        """No guess moves before the next forecast that is asked for after this. What has come of a block stays."""
+        self._stopped = True
+        self._coming.clear()
+
+    def run_until(self, time: float, *, guesses: bool = True) -> None:
+        """Lets links and readers work up to `time`. `guesses`: also on what nobody waits for."""
         while True:
-            self._start()
-            ends = self._next_end()
-            if ends > time:
+            self._start(guesses=guesses and not self._stopped)
+            ends, told = self._next_end(), self._coming[0][0] if self._coming else math.inf
+            if min(ends, told) > time:
                 self.time = time
                 return
-            self.time = ends
-            self._end()
+            self.time = min(ends, told)
+            if ends <= told:
+                self._end()
+            else:
+                self.guess(self._coming.popleft()[1])
 
     def run_until_landing(self) -> None:
-        """Lets links and readers work up to the next end of a chunk or of a decoding."""
-        self._start()
-        ends = self._next_end()
+        """Lets links and readers work up to the next end of a chunk or of a decoding, or to the next forecast."""
+        self._start(guesses=not self._stopped)
+        ends = min(self._next_end(), self._coming[0][0] if self._coming else math.inf)
         assert ends < math.inf, "compute waits for an expert that nothing moves"
         self.run_until(ends)
 
@@ -109,13 +136,13 @@ class SimulatedLadder:
         assert self.decoder is not None, "nothing ends now"
         self._finish(self.decoder.land())
 
-    def _start(self) -> None:
+    def _start(self, *, guesses: bool) -> None:
         if self.disk is not None:
             for expert in self._without_ram[:]:
                 self._through_ram(self._fetching[expert])
             if self.disk.idle:
-                self.disk.start(self.time)
-        while self._reader_is_free and not self.link.start(self.time) and self._guesses:
+                self.disk.start(self.time, guesses=guesses)
+        while self._reader_is_free and not self.link.start(self.time, guesses=guesses) and guesses and self._guesses:
             if not self._send(*self._guesses[0]):
                 return  # no slot for a guess: it stays the first
             self._guesses.popleft()

@@ -1,0 +1,65 @@
+"""What a live run pays, put on the simulated machine of its rates term by term; and the share of replay's gain."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.predict_rows import Rates, shares, terms
+from steerpipe.transfer.machine import Machine
+from steerpipe.transfer.recorded import draw_recording
+from steerpipe.transfer.replay import Keep, replay
+from steerpipe.transfer.synthetic import SyntheticRouting
+
+RATES = Rates(74e-6, 18e-6, 0.0, 99e-6, 7e-6, end=1e-4, between=5e-4, delay=27e-6, experts=22e-6)
+FOUND = {"block_bytes": 4_600_000, "driver": "direct"}
+RECORDING = draw_recording(SyntheticRouting(tokens=20, layers=24, experts=60, top_k=4))
+
+
+def machines(rates: Rates = RATES, **found: object) -> dict[str, Machine]:
+    return dict(terms(0.25, RECORDING, rates, FOUND | found))
+
+
+def test_terms_come_one_by_one_and_only_those_that_were_measured() -> None:
+    assert list(machines()) == ["rates", "driver", "ends", "experts", "tap", "delay"]
+    old = Rates(74e-6, 18e-6, 0.0, 99e-6, 7e-6)
+    assert list(machines(old)) == ["rates", "driver", "tap"]
+    assert list(machines(old, driver="served")) == ["rates", "tap"]
+    assert machines(old, driver="served")["tap"].looking.stops is False
+
+
+def test_terms_move_time_to_where_it_is_spent_and_add_none() -> None:
+    spent = {
+        name: replay(RECORDING, machine, keep=Keep.ALL).tpot_mean_seconds for name, machine in machines().items()
+    }  # fmt: skip
+    assert all(each == pytest.approx(24 * 74e-6) for each in spent.values())
+    every = machines()
+    missing = [replay(RECORDING, every[name]).tpot_mean_seconds for name in ("driver", "ends", "experts", "delay")]
+    assert missing == pytest.approx([missing[0]] * 4)
+
+
+def test_the_direct_driver_lends_slots_and_stops_at_routers() -> None:
+    plain, direct = machines()["rates"], machines()["driver"]
+    assert direct.slots == plain.slots - 32
+    assert direct.looking.stops and direct.looking.most == 2
+    assert replace(direct, slots=plain.slots, looking=plain.looking, chunk_bytes=plain.chunk_bytes) == plain
+
+
+def test_a_gain_is_measured_against_the_baseline_of_its_round() -> None:
+    def line(row: str, number: int, ms: float) -> dict[str, object]:
+        return {"row": row, "share": 0.25, "round": number, "live_ms": ms}
+
+    found = {
+        "lines": [
+            line("LFRU", 0, 8.0), line("heads", 0, 7.5), line("LFRU", 1, 6.0), line("LFRU again", 1, 6.4),
+            line("heads", 1, 5.9), line("wrong", 1, 6.2),
+        ],
+        "replayed": [
+            {"row": "LFRU", "share": 0.25, "ms": {"rates": 8.0, "tap": 8.0}},
+            {"row": "heads", "share": 0.25, "ms": {"rates": 7.0, "tap": 7.5}},
+            {"row": "wrong", "share": 0.25, "ms": {"rates": 8.0, "tap": 8.01}},
+        ],
+    }  # fmt: skip
+    heads, wrong = shares(found)
+    assert heads["rounds_ms"] == pytest.approx([0.5, 0.3]) and heads["live_ms"] == pytest.approx(0.4)
+    assert heads["of_replay"] == {"rates": pytest.approx(0.4), "tap": pytest.approx(0.8)}
+    assert wrong["of_replay"] == {}
