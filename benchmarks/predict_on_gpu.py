@@ -11,7 +11,6 @@ link's measured rate.
 """
 
 import argparse
-import math
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,10 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.predict_parts import Log, missing
-from benchmarks.predict_rows import ROWS, Rates, Row
+from benchmarks.predict_parts import Log
+from benchmarks.predict_rates import measure_rates, profile_rates
+from benchmarks.predict_rows import ROWS, Row
 from steerpipe.bench.budgets import Ladder
-from steerpipe.bench.forecasts import NAMED, ForecastFile, read_forecasts
+from steerpipe.bench.forecasts import ForecastFile, read_forecasts
 from steerpipe.bench.prediction import ToldReuse, belady, made_up_forecaster, made_up_transformers, spoken
 from steerpipe.bench.residents import ResidentBlocks
 from steerpipe.bench.rig import Rig
@@ -37,10 +37,8 @@ from steerpipe.transfer.cuda.backing import LayerBlocks
 from steerpipe.transfer.cuda.source import CudaSource
 from steerpipe.transfer.machine import slots_of_share
 from steerpipe.transfer.recorded import Recording
-from steerpipe.transfer.throttle import Throttle
 
 CONTEXT = 128
-SETTLE, STEPS = 16, 32  # of a rate
 LENGTHS = 1 + 2  # steps that capture graphs before the first token counts
 
 
@@ -87,28 +85,6 @@ class Bench:
             }  # fmt: skip
         finally:
             kv.free()
-
-    def rates(self) -> Rates:
-        layers, top_k = self.shape.layers, self.shape.moe.top_k
-        spent, misses = [], []
-        with self.open(3 * layers * top_k) as source:
-            for new in range(top_k + 1):
-                steps, found = self.steps(source, missing(self.shape, new, SETTLE + STEPS), SETTLE, STEPS)
-                spent.append(statistics.median(steps) / layers)
-                misses.append(found["misses"] / layers)
-        block, base = np.polyfit(misses[1:], spent[1:], 1)
-        extra = float(base) - spent[0]
-        return Rates(spent[0], max(0.0, -extra), max(0.0, extra), float(block), self.tapped() - spent[0])
-
-    def tapped(self) -> float:
-        """Seconds of a layer that hits while heads look one layer ahead and name nobody."""
-        layers, routing = self.shape.layers, missing(self.shape, 0, SETTLE + STEPS)
-        with self.open(3 * layers * self.shape.moe.top_k) as source:
-            source._shelf.throttle = Throttle(most_silent=math.inf)  # noqa: SLF001 (it would rest, and cost nothing)
-            nobody = np.zeros((len(routing.ids), layers, 1, NAMED), dtype=np.int32)
-            self.rig.predict(made_up_forecaster(self.shape, "heads", 1, torch.bfloat16, self.device), nobody)
-            steps, _ = self.steps(source, routing, SETTLE, STEPS)
-        return statistics.median(steps) / layers
 
     def resident(self) -> float:
         """Seconds of a step with all experts on the device."""
@@ -216,7 +192,8 @@ def measure(bench: Bench, log: Log) -> None:
     log.add("link", bench.link)
     bench.resident()  # clocks and caches are warm afterwards
     log.add("resident_ms", bench.resident() * 1e3)
-    log.add("rates", asdict(bench.rates()))
+    rates = measure_rates(bench, log)
+    log.add("rates", asdict(rates))
     if not given.skip_no_cache:
         log.add("no_cache", bench.no_cache())
     for chunk, window in chunks if len(chunks) > 1 else []:
@@ -231,6 +208,7 @@ def measure(bench: Bench, log: Log) -> None:
         for share in shares_of(given.round_shares):
             for row in rows_of(given.round_rows):
                 log.add_line({"row": row.name, "share": share, "round": 1 + number} | bench.live(row, share))
+    log.add("rates", asdict(profile_rates(bench, log, rates)))
 
 
 def rows_of(numbers: str) -> list[Row]:
@@ -238,7 +216,7 @@ def rows_of(numbers: str) -> list[Row]:
 
 
 def shares_of(given: str) -> list[float]:
-    return [float(each) for each in given.split(",")]
+    return [float(each) for each in given.split(",") if each]
 
 
 if __name__ == "__main__":

@@ -157,17 +157,22 @@ def one_row(
 
 
 def shares(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of replay's gain over LFRU, what was measured: by rounds, against the mean of the LFRU of the same round."""
+    """Of replay's gain over LFRU, what was measured: by rounds, against the mean of the LFRU of the same round.
+
+    A row of a round without any is compared with the mean of all.
+    """
     replayed = {(line["row"], line["share"]): line["ms"] for line in found["replayed"]}
     lines = []
     for (name, share), ms in replayed.items():
         plain = replayed.get((LFRU, share))
         if name in (LFRU, AGAIN) or plain is None:
             continue
+        numbers = sorted({line["round"] for line in found["lines"]})
+        every = [ms for number in numbers for ms in _ms(found, share, number, (LFRU, AGAIN))]
         gains = [
-            statistics.fmean(_ms(found, share, number, (LFRU, AGAIN))) - statistics.fmean(own)
-            for number in sorted({line["round"] for line in found["lines"]})
-            if (own := _ms(found, share, number, (name,))) and _ms(found, share, number, (LFRU, AGAIN))
+            statistics.fmean(_ms(found, share, number, (LFRU, AGAIN)) or every) - statistics.fmean(own)
+            for number in numbers
+            if (own := _ms(found, share, number, (name,)))
         ]
         live = statistics.fmean(gains)
         parts = {term: live / (plain[term] - ms[term]) for term in ms if abs(plain[term] - ms[term]) > LEAST * ms[term]}

@@ -1,6 +1,7 @@
 """The whole arena on a small planted trace."""
 
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from steerpipe.arena.foresight import ReuseForesight
 from steerpipe.arena.lineup import usual_entries
 from steerpipe.arena.machines import StatedMachine
 from steerpipe.arena.page import write_page
+from steerpipe.arena.plots import slim
 from steerpipe.arena.render import render
 from steerpipe.arena.results import ArenaResult
 from steerpipe.arena.rows import amdahl_table, metrics_table, summary_table
@@ -292,3 +294,15 @@ def test_a_page_is_a_file_that_needs_no_other(result: ArenaResult, tmp_path: Pat
     file = tmp_path / "arena.html"
     file.write_text(write_page(result, {}), encoding="utf-8")
     assert "http" not in file.read_text(encoding="utf-8")
+
+
+def test_styles_that_come_often_are_written_once_and_are_no_other_pictures() -> None:
+    one = (
+        '<svg width="1"><g style="fill: red"/><g style="fill: red"/><g style="fill: red"/><g style="fill: blue"/></svg>'
+    )
+    found = slim(one)
+    (name,) = set(re.findall(r'class="([^"]+)"', found))
+    assert found.count(f'class="{name}"') == 3 and found.count("fill: red") == 1
+    assert f'<svg width="1"><style>.{name}{{fill: red}}</style>' in found and '<g style="fill: blue"/>' in found
+    assert name not in slim(one.replace("red", "green"))
+    assert slim("<svg><g/></svg>") == "<svg><g/></svg>\n"

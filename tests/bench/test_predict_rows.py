@@ -63,3 +63,16 @@ def test_a_gain_is_measured_against_the_baseline_of_its_round() -> None:
     assert heads["rounds_ms"] == pytest.approx([0.5, 0.3]) and heads["live_ms"] == pytest.approx(0.4)
     assert heads["of_replay"] == {"rates": pytest.approx(0.4), "tap": pytest.approx(0.8)}
     assert wrong["of_replay"] == {}
+
+
+def test_a_row_without_a_baseline_of_its_round_is_measured_against_all() -> None:
+    ms = {"rates": 4.0}
+    found = {
+        "lines": [
+            {"row": row, "share": 0.5, "round": number, "live_ms": live}
+            for row, number, live in (("heads", 0, 4.0), ("LFRU", 1, 5.0), ("LFRU again", 2, 4.6))
+        ],
+        "replayed": [{"row": "LFRU", "share": 0.5, "ms": {"rates": 5.0}}, {"row": "heads", "share": 0.5, "ms": ms}],
+    }
+    (line,) = shares(found)
+    assert line["rounds_ms"] == pytest.approx([0.8]) and line["of_replay"] == pytest.approx({"rates": 0.8})

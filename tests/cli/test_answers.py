@@ -10,9 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from steerpipe.cli import app
-from steerpipe.cli.answers import show_prediction, split_line
+from steerpipe.cli.answers import show_prediction, show_quality, split_line
 from steerpipe.core.events import Completion, FinishReason, Timings
 from steerpipe.runtime.pipeline import Pipeline
+from steerpipe.runtime.prediction import Prediction
 from steerpipe.tiny import write_tiny
 from steerpipe.transfer.counters import LadderCounters, ReasonCounters
 
@@ -55,14 +56,22 @@ def test_the_json_carries_the_links_utilisation(tmp_path: Path) -> None:
     assert told["hits"] + told["late"] + told["misses"] == told["leased"]
 
 
-@pytest.mark.parametrize(
-    ("device", "resident", "told"), [("cuda", False, True), ("cuda", True, False), ("cpu", False, False)]
-)
-def test_on_a_gpu_it_is_said_that_nothing_predicts(
-    device: str, resident: bool, told: bool, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("device", "pinned", "said"), [("cuda", 9, True), ("cuda", 0, False), ("cpu", 0, False)])
+def test_who_asks_for_loss_on_a_gpu_hears_what_it_costs(
+    device: str, pinned: int, said: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pipe = SimpleNamespace(
-        prediction=None, config=SimpleNamespace(device=device), budget=SimpleNamespace(resident=resident)
-    )
-    show_prediction(cast(Pipeline, pipe))
-    assert ("prediction: none on a GPU" in capsys.readouterr().err) == told
+        quality=SimpleNamespace(line=lambda counts: "quality fast: some"), config=SimpleNamespace(device=device),
+        budget=SimpleNamespace(pinned_bytes=pinned),
+    )  # fmt: skip
+    show_quality(cast("Completion", SimpleNamespace(substituted=1)), cast("Pipeline", pipe), "fast")
+    told = capsys.readouterr().err
+    assert "quality fast: some" in told and ("exact answers are usually quicker" in told) == said
+
+
+def test_what_is_predicted_and_evicted_is_said_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    made = Prediction(1.0, standing=lambda: "prediction: none, for a reason", eviction=lambda: "eviction by x: on")
+    show_prediction(cast(Pipeline, SimpleNamespace(prediction=made)))
+    assert capsys.readouterr().err.splitlines() == ["prediction: none, for a reason", "eviction by x: on"]
+    show_prediction(cast(Pipeline, SimpleNamespace(prediction=None)))
+    assert capsys.readouterr().err == ""

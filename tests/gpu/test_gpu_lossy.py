@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from steerpipe import Pipeline
-from steerpipe.bench.timeline import COMPUTE, COPIES, WAITS, TimedCopier, record_step
+from steerpipe.bench.timeline import COMPUTE, record_step
 from steerpipe.core.config import EngineConfig
 from steerpipe.core.errors import ConfigError
 from steerpipe.core.events import Completion
@@ -27,6 +27,7 @@ from steerpipe.store.pack import PackOptions, write_pack
 from steerpipe.store.reader import open_pack
 from steerpipe.tiny import write_tiny
 from steerpipe.transfer.cuda.source import CudaSource
+from steerpipe.transfer.cuda.timed import COPIES, WAITS, TimedCopier
 
 pytestmark = [
     pytest.mark.gpu,

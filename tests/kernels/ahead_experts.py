@@ -39,7 +39,7 @@ def compiled(form: BlockForm, *, down: bool, given: int) -> Any:
     kernel = down_row_kernel if down else gate_up_row_kernel
     values = dict(row_constants(form, launch_for("row_down" if down else "row_gate_up", form), down=down, native=True))
     options = {name: values.pop(name) for name in OPTIONS if name in values}
-    values |= {"FOLLOWED": False, "EARLY": True}
+    values |= {"FOLLOWED": given == 4, "EARLY": given != 4, "PAIRS": 4}
     signature, constants, hints = {}, {}, {}
     for index, parameter in enumerate(kernel.params):
         absent = parameter.name in READS[given:]

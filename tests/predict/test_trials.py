@@ -25,7 +25,7 @@ def test_the_quickest_way_is_chosen_and_kept() -> None:
     _, verdicts = run(trials, [1.0, 0.9, 0.7], 8 * 4 * 3)
     assert [verdict.chosen for verdict in verdicts] == [2]
     assert trials.way == 2 and not trials.trying
-    assert verdicts[0].line() == "prediction by b saves 30% per token: on"
+    assert verdicts[0].line() == "prediction by b saves 30% per token (700.00 instead of 1000.00 ms): on"
 
 
 def test_what_does_not_pay_is_switched_off_and_the_run_says_so() -> None:
@@ -67,6 +67,15 @@ def test_the_first_token_of_a_turn_does_not_count() -> None:
         first = token % 4 == 0
         verdict = trials.observe(100.0 if first else [1.0, 0.5][trials.way])
     assert verdict is not None and verdict.seconds == (1.0, 0.5)
+
+
+def test_a_turn_in_which_something_else_happened_decides_nothing() -> None:
+    trials = Trials(["none", "a"])
+    verdict = None
+    for token in range(8 * 4 * 2):
+        assert trials.left == 8 * 4 * 2 - token
+        verdict = trials.observe(50.0 if token == 12 else [1.0, 0.9][trials.way])  # a graph was captured: way a
+    assert verdict is not None and verdict.chosen == 1 and trials.left == 0
 
 
 def watched(seconds: float, waited: float) -> Watch:

@@ -104,7 +104,7 @@ def test_the_line_is_the_last_verdict() -> None:
     with Pipeline(fast_memory="25%", profile=False) as pipe:
         assert pipe.prediction is not None
         pipe.prediction.verdicts += [Verdict(("none", "a"), (1.0, 2.0), 0), Verdict(("none", "a"), (1.0, 0.5), 1)]
-        assert pipe.prediction.line() == "prediction by a saves 50% per token: on"
+        assert pipe.prediction.line() == "prediction by a saves 50% per token (500.00 instead of 1000.00 ms): on"
         said = pipe.prediction.as_json()
         assert said is not None and said["trial"] == {"seconds_per_token": {"none": 1.0, "a": 0.5}}
 

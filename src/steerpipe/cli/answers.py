@@ -37,11 +37,8 @@ def show_timings(completion: "Completion", counters: "LadderCounters | None") ->
 
 
 def show_prediction(pipe: "Pipeline") -> None:
-    """One line where a trial of the predictors has ended: who is on, or that none pays; and where none is tried."""
-    line = pipe.prediction.line() if pipe.prediction is not None else None
-    if pipe.config.device == "cuda" and not pipe.budget.resident:
-        line = "prediction: none on a GPU, where answers bring experts on demand; `bench decode --predict` measures it"
-    if line is not None:
+    """A line where predictors are tried, or were: who is on, or that none pays; and on a GPU one about eviction."""
+    for line in () if pipe.prediction is None else pipe.prediction.lines():
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"[dim]{line}[/dim]")
 
 
@@ -52,6 +49,8 @@ def show_quality(completion: "Completion", pipe: "Pipeline", asked: str) -> None
     line = f"quality {asked}: every expert is resident, nothing was substituted"
     if pipe.quality is not None and completion.substituted is not None:
         line = pipe.quality.line(completion.substituted)
+        if pipe.config.device == "cuda" and pipe.budget.pinned_bytes:
+            line += "; from page-locked memory exact answers are usually quicker on a GPU (docs/quality.md)"
     Console(stderr=True, highlight=False, soft_wrap=True).print(f"[dim]{line}[/dim]")
 
 

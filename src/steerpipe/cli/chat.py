@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steerpipe.cli.answers import show_memory
-from steerpipe.cli.shared import Debug, Model, app, guarded, progress_bar, quiet_transformers
+from steerpipe.cli.answers import show_memory, show_prediction
+from steerpipe.cli.shared import Debug, Model, Predict, app, guarded, progress_bar, quiet_transformers
 from steerpipe.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def chat(
     cover: Annotated[
         str | None, typer.Option(help="first tokens that do not wait for experts, a number or auto; changes text")
     ] = None,
-    predict: Annotated[str | None, typer.Option(help="move experts before they are needed: auto or off")] = None,
+    predict: Predict = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with a table named engine")] = None,
     debug: Debug = False,
 ) -> None:
@@ -71,6 +71,7 @@ def chat(
             settings = pipe.settings(**sampling)
             with closing(ChatThread(pipe, settings, system=system, drafts=drafts)) as thread:
                 ChatScreen(thread, pipe.folder.name, drafts=drafts).run()
+            show_prediction(pipe)
 
     guarded(run, debug)
 

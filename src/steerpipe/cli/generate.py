@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steerpipe.cli.answers import quality_json, show_cover, show_memory, show_prediction, show_quality, show_timings
-from steerpipe.cli.shared import Debug, Json, Model, app, guarded, progress_bar, quiet_transformers
+from steerpipe.cli.shared import Debug, Json, Model, Predict, app, guarded, progress_bar, quiet_transformers
 from steerpipe.core.errors import InputError
 from steerpipe.core.timeline import Timeline
 
@@ -59,14 +59,14 @@ def generate(
     cover: Annotated[
         str | None, typer.Option(help="first tokens that do not wait for experts, a number or auto; changes text")
     ] = None,
-    predict: Annotated[str | None, typer.Option(help="move experts before they are needed: auto or off")] = None,
+    predict: Predict = None,
     profile: Annotated[
         bool | None,
         typer.Option("--profile/--no-profile", help="learn from the last run, and let the next learn"),
     ] = None,
     cache_dir: Annotated[str | None, typer.Option(help="where packs of checkpoints are kept")] = None,
     timeline: Annotated[
-        Path | None, typer.Option(help="write compute, reads and waits as a trace for Perfetto or Chrome")
+        Path | None, typer.Option(help="write compute, copies and waits as a trace for Perfetto or Chrome")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with a table named engine")] = None,
     as_json: Json = False,
@@ -97,8 +97,8 @@ def generate(
         spans = Timeline() if timeline is not None else None
         settings = load_config(flags, file=config)
         with _open_pipeline(model, settings, spans, quiet=as_json) as pipe:
-            if spans is not None and (pipe.budget.resident or pipe.config.device != "cpu"):
-                raise InputError("a timeline is of a ladder on the CPU", fix="give --device cpu --fast-memory 25%")
+            if spans is not None and pipe.budget.resident:
+                raise InputError("every expert is resident: a timeline is of a ladder", fix="give --fast-memory 25%")
             before = pipe.counters()
             answer = pipe.stream(turns, raw=raw, **sampling)
             _tell(answer, pipe, before, as_json=as_json)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from steerpipe.cli.shared import Debug, Json, Model, app, guarded, quiet_transformers
+from steerpipe.cli.shared import Debug, Json, Model, Predict, app, guarded, quiet_transformers
 
 
 @app.command()
@@ -22,7 +22,7 @@ def report(
     ram: Annotated[str | None, typer.Option(help="memory for experts in RAM, slots included without a GPU")] = None,
     pace: Annotated[str | None, typer.Option(help="slow the link to the experts to so many bytes per second")] = None,
     policy: Annotated[str | None, typer.Option(help="who leaves a slot first: auto, reuse, lfru or lru")] = None,
-    predict: Annotated[str | None, typer.Option(help="move experts before they are needed: auto or off")] = None,
+    predict: Predict = None,
     cache_dir: Annotated[str | None, typer.Option(help="where packs of checkpoints are kept")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with a table named engine")] = None,
     as_json: Json = False,

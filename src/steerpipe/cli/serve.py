@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steerpipe.cli.shared import Debug, Model, app, guarded
+from steerpipe.cli.shared import Debug, Model, Predict, app, guarded
 from steerpipe.core.errors import CapacityError, ConfigError, InputError, SteerpipeError
 from steerpipe.core.units import parse_bytes
 
@@ -50,7 +50,7 @@ def serve(
         typer.Option(help="answers without missing experts: exact, high, balanced, fast, a miss policy, or a plan"),
     ] = None,
     quality_profile: Annotated[str | None, typer.Option(help="what `steerpipe calibrate` wrote")] = None,
-    predict: Annotated[str | None, typer.Option(help="move experts before they are needed: auto or off")] = None,
+    predict: Predict = None,
     profile: Annotated[
         bool | None, typer.Option("--profile/--no-profile", help="learn from the last run, and let the next learn")
     ] = None,

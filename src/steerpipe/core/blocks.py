@@ -228,6 +228,10 @@ class Guessing(Protocol):
         """(layer, expert) in the order of sending: all that is expected now. What was expected before is given up."""
         ...
 
+    def attend(self, predictor: int) -> None:
+        """That one speaks from now on: `throttled` goes by its own guesses, and not by those of others."""
+        ...
+
     @property
     def idle(self) -> bool:
         """Whether nothing is left to send of what was expected."""

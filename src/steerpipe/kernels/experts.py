@@ -57,15 +57,17 @@ def gate_up_row(
 ) -> None:  # fmt: skip
     """The first half of `expert_row`. `followed`: what comes next on the stream is a `down_row` that overlaps.
 
-    `early`: it starts with this one; else when this one has read its weights, which leaves room on the device.
+    `early`: it starts with this one; else, where a block comes from pinned memory (`reads`), when this one has read its
+    weights, which leaves room on the device meanwhile.
     """
     assert x.shape == (1, form.hidden), f"one row of {form.hidden} is expected, not {list(x.shape)}"
     constants = row_constants(form, launch, down=False, native=x.is_cuda)
     grid = triton.cdiv(form.width, constants["ROWS"]), len(experts)
     found = _found(reads)
     gate_up_row_kernel[grid](
-        x, experts, table, act, *found, FOLLOWED=followed and overlapped(x), EARLY=early, **constants
-    )
+        x, experts, table, act, *found, FOLLOWED=followed and overlapped(x), EARLY=early, PAIRS=len(experts),
+        **constants,
+    )  # fmt: skip
 
 
 def down_row(

@@ -30,6 +30,15 @@ def read_address(origin, table, expert, pair, NATIVE: tl.constexpr):
 
 
 @triton.jit
+def all_here(origin, PAIRS: tl.constexpr):
+    """Whether the router found none of a row's blocks in pinned memory."""
+    least = tl.load(origin)
+    for pair in tl.static_range(1, PAIRS):
+        least = tl.minimum(least, tl.load(origin + pair))
+    return least >= 0
+
+
+@triton.jit
 def int8_values(codes, NATIVE: tl.constexpr):
     """int8 → the same numbers in float32: code + 128 goes into the mantissa of 2^23, then 2^23 + 128 is taken off."""
     if NATIVE:

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from steerpipe.kernels.experts_blocks import block_address, int4_halves, int8_values, read_address
+from steerpipe.kernels.experts_blocks import all_here, block_address, int4_halves, int8_values, read_address
 from steerpipe.kernels.experts_keep import fetched_bytes, keep_weights, nearer, scale_spots, spread
 
 
@@ -111,13 +111,16 @@ def gate_up_row_kernel(
     H: tl.constexpr, I: tl.constexpr, START: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr,
     ELEMENT: tl.constexpr, SUB: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
     CACHE: tl.constexpr, EVICT: tl.constexpr, OVERLAP: tl.constexpr, FOLLOWED: tl.constexpr, NATIVE: tl.constexpr,
-    WHOLE: tl.constexpr, ROUND: tl.constexpr, PROGRAMS: tl.constexpr, EARLY: tl.constexpr,
+    WHOLE: tl.constexpr, ROUND: tl.constexpr, PROGRAMS: tl.constexpr, EARLY: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """act[pair] = silu(gate x) · (up x), for ROWS of it."""
     if OVERLAP:
         gdc_wait()
-    if FOLLOWED and EARLY:
-        gdc_launch_dependents()  # after the wait: the down kernel may read experts at once
+    if FOLLOWED:  # after the wait: the down kernel may read experts at once
+        if EARLY:  # noqa: SIM114 (both would be evaluated, and without `reads` there is nothing to load)
+            gdc_launch_dependents()
+        elif all_here(origin, PAIRS):
+            gdc_launch_dependents()
     pair = tl.program_id(1)
     expert = tl.load(experts + pair)
     if expert < 0:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
 
 from steerpipe.core.blocks import GUESSES
+from steerpipe.kernels.dense_configs import overlapped
 
 PROBABILITY_BITS = 15  # of a word: stamp << 32 | probability << 16 | expert
 SURE = (1 << PROBABILITY_BITS) - 1
@@ -74,19 +76,24 @@ def _foretell(
     table, sighted, head, tags, entries,
     E: tl.constexpr, R: tl.constexpr, N: tl.constexpr, K: tl.constexpr, E_PAD: tl.constexpr, R_PAD: tl.constexpr,
     N_PAD: tl.constexpr, SURE: tl.constexpr, RENORMALISE: tl.constexpr, LEAST: tl.constexpr, RING: tl.constexpr,
-    GUESSES: tl.constexpr, LATER: tl.constexpr,
+    GUESSES: tl.constexpr, LATER: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     expert = tl.arange(0, E_PAD)
     rank = tl.arange(0, N_PAD)
+    unit = tl.arange(0, R_PAD)
     known = expert < E
+    rows, raised = tl.zeros((1,), tl.float32), tl.zeros((1,), tl.float32)
+    if hidden is not None:  # weights, while the kernel before ends
+        rows = tl.load(up + expert[:, None] * R + unit[None, :], mask=known[:, None] & (unit < R)[None, :], other=0.0)
+        raised = tl.load(up_bias + expert, mask=known, other=0.0).to(tl.float32)
+    if OVERLAP:
+        gdc_wait()
     score = tl.load(logits + expert, mask=known, other=float("-inf"))
     if hidden is not None:
-        unit = tl.arange(0, R_PAD)
         seen = tl.load(hidden + unit, mask=unit < R, other=0.0).to(tl.float32)
         seen = seen / (1.0 + tl.exp(-seen))
-        rows = tl.load(up + expert[:, None] * R + unit[None, :], mask=known[:, None] & (unit < R)[None, :], other=0.0)
         score += tl.sum(rows.to(tl.float32) * seen[None, :], 1)
-        score += tl.load(up_bias + expert, mask=known, other=0.0).to(tl.float32)
+        score += raised
     above = score[None, :] > score[:, None]
     tied = (score[None, :] == score[:, None]) & (expert[None, :] < expert[:, None])
     place = tl.sum((above | tied).to(tl.int32), 1)  # [E_PAD]
@@ -192,10 +199,11 @@ def foretell(
     rank = 1 if c is None else c.up.shape[1]
     s = sending
     sent = (None,) * 5 if s is None else (s.table, s.sighted, s.head, s.tags, s.entries)
+    overlap = overlapped(logits)
     _foretell[(1,)](
         logits, *given, scale, bias, positions, stamp, forced, words, experts, gates, *sent,
         E=count, R=rank, N=named, K=top_k, E_PAD=triton.next_power_of_2(count), R_PAD=triton.next_power_of_2(rank),
         N_PAD=triton.next_power_of_2(named), SURE=SURE, RENORMALISE=renormalise,
         LEAST=int(LEAST_PROBABILITY * SURE), RING=1 if s is None else len(s.ring), GUESSES=GUESSES,
-        LATER=0 if s is None else s.later, num_warps=8,
+        LATER=0 if s is None else s.later, OVERLAP=overlap, num_warps=8, launch_pdl=overlap,
     )  # fmt: skip

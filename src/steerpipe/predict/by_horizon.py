@@ -19,6 +19,10 @@ class ByHorizon:
         self._of = dict(sorted(predictors.items()))
         self.horizons = tuple(self._of)
 
+    def at(self, horizon: int) -> RoutingPredictor | None:
+        """Who is asked that far ahead."""
+        return self._of.get(horizon)
+
     def probabilities(self, sight: Sight) -> Tensor:
         return self._of[sight.decision.horizon].probabilities(sight)
 

@@ -68,6 +68,15 @@ class Scorecard:
             sent.sum(), used.sum(), (used & ready[routed]).sum(),
         )  # fmt: skip
 
+    def add(self, name: str, counts: NDArray[np.int64]) -> None:
+        """[layers, fields of Score], counted elsewhere."""
+        before = self._counts.get(name)
+        self._counts[name] = counts if before is None else before + counts
+
+    def layers(self, name: str) -> list[Score]:
+        """In the order of the model."""
+        return [self.layer(name, layer) for layer in range(self._layers)]
+
     def layer(self, name: str, layer: int) -> Score:
         counts = self._counts.get(name)
         return Score() if counts is None else Score(*counts[layer].tolist())

@@ -1,12 +1,14 @@
 """Which way to run is quickest here, by trying: the measure that keeps prediction from ever making it slower. Pure.
 
-Way 0 is to predict nothing. Ways take turns of a few tokens; the one with the lowest mean time per token then runs
-alone, and the trial is repeated after a while, each time later as long as it ends the same way. So a predictor that
-does not pay costs its share of a trial, then nothing.
+Way 0 is to predict nothing. Ways take turns of a few tokens; the one with the lowest time per token (the median of its
+turns' means: a turn in which something else happened says nothing) then runs alone, and the trial is repeated after a
+while, each time later as long as it ends the same way. So a predictor that does not pay costs its share of a trial,
+then nothing.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 TURN_TOKENS = 8
 TRIAL_ROUNDS = 4
@@ -19,7 +21,7 @@ MARGIN = 0.01  # a way has to be better than none by this share: less cannot be 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The end of a trial: mean seconds per token of each way, and the one that runs from now on."""
+    """The end of a trial: seconds per token of each way, and the one that runs from now on."""
 
     names: tuple[str, ...]
     seconds: tuple[float, ...]
@@ -29,7 +31,8 @@ class Verdict:
         """For the person who runs it."""
         none, best = self.seconds[0], self.seconds[self.chosen]
         if self.chosen:
-            return f"prediction by {self.names[self.chosen]} saves {1 - best / none:.0%} per token: on"
+            saved, times = f"{1 - best / none:.0%} per token", f"{best * 1e3:.2f} instead of {none * 1e3:.2f} ms"
+            return f"prediction by {self.names[self.chosen]} saves {saved} ({times}): on"
         rival = min(range(1, len(self.names)), key=lambda way: self.seconds[way])
         change = self.seconds[rival] / none - 1
         return f"prediction does not pay here ({self.names[rival]}: {change:+.0%} per token): off"
@@ -64,11 +67,12 @@ class Trials:
     def __init__(
         self, names: Sequence[str], *, turn_tokens: int = TURN_TOKENS, rounds: int = TRIAL_ROUNDS,
         first_rest_tokens: int = FIRST_REST_TOKENS, longest_rest_tokens: int = LONGEST_REST_TOKENS,
+        settle_tokens: int = 1,
     ) -> None:  # fmt: skip
-        """`names` of the ways; the first is to predict nothing."""
+        """`names` of the ways; the first is to predict nothing. The first `settle_tokens` of a turn do not count."""
         assert len(names) >= 2, "a trial needs something to compare with"
-        assert turn_tokens >= 2 and rounds >= 1, "the first token of a turn does not count"
-        self._names = tuple(names)
+        assert turn_tokens > settle_tokens >= 1 and rounds >= 1, "the first token of a turn does not count"
+        self._names, self._settle_tokens = tuple(names), settle_tokens
         self._turn, self._rounds = turn_tokens, rounds
         self._rest, self._longest = first_rest_tokens, longest_rest_tokens
         self._chosen: int | None = None  # None: a trial is on
@@ -92,23 +96,29 @@ class Trials:
                 self._last, self._chosen = self._chosen, None
                 self._begin_trial()
             return None
-        if self._token % self._turn:  # what the way before it left in the slots is not this one's merit
-            self._sums[self.way] += seconds
+        token = self._token % self._turn
+        if token == 0:
+            self._turns[self.way].append(0.0)
+        if token >= self._settle_tokens:  # what the way before it left in the slots is not this one's merit
+            self._turns[self.way][-1] += seconds
         self._token += 1
-        if self._token < self._turn * self._rounds * len(self._names):
-            return None
-        return self._settle()
+        return None if self.left else self._settle()
+
+    @property
+    def left(self) -> int:
+        """Tokens until the trial that is on ends; 0: none is on."""
+        return 0 if self._chosen is not None else self._turn * self._rounds * len(self._names) - self._token
 
     def _begin_trial(self) -> None:
         self._token = 0
-        self._sums = [0.0] * len(self._names)
+        self._turns: list[list[float]] = [[] for _ in self._names]  # seconds of each way's turns
 
     def _settle(self) -> Verdict:
-        counted = self._rounds * (self._turn - 1)
-        means = tuple(total / counted for total in self._sums)
-        best = min(range(len(means)), key=lambda way: means[way])
-        chosen = best if means[best] < means[0] * (1 - MARGIN) else 0
+        counted = self._turn - self._settle_tokens
+        found = tuple(median(turns) / counted for turns in self._turns)
+        best = min(range(len(found)), key=lambda way: found[way])
+        chosen = best if found[best] < found[0] * (1 - MARGIN) else 0
         if chosen == self._last:
             self._rest = min(2 * self._rest, self._longest)
         self._chosen, self._token = chosen, 0
-        return Verdict(self._names, means, chosen)
+        return Verdict(self._names, found, chosen)

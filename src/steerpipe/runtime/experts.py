@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from steerpipe.core.blocks import BlockSource
     from steerpipe.runtime.substitutes import NearbyExperts, Shelf
     from steerpipe.store.policies import Policy
+    from steerpipe.transfer.cuda.copier import Copier
 
 Source = TypeVar("Source")
 
@@ -126,11 +127,11 @@ def open_kv(
 
 
 def open_blocks(
-    pack: Pack, budget: ExpertBudget, policy: str, device: torch.device, progress: Progress | None, *,
-    lossy: bool = False,
+    pack: Pack, budget: ExpertBudget, policy: "Policy | str", device: torch.device, progress: Progress | None, *,
+    lossy: bool = False, copier: "Copier | None" = None,
 ) -> "Opened[BlockSource]":  # fmt: skip
     """Slots on the GPU over page-locked and other RAM and the disk; what fits in RAM is read now. `lossy`: the host
-    answers for what is missing, so no row reads it by itself.
+    answers for what is missing, so no row reads it by itself. `copier`: who moves blocks; None: the usual one.
     """
     from steerpipe.model.gpu.experts import NoBlocks  # Triton, and the CUDA driver: only where there is a GPU
     from steerpipe.model.gpu.limits import check_model
@@ -142,6 +143,6 @@ def open_blocks(
     ladder = CudaSource.open(
         pack, slots=budget.slots, device=device, pinned_bytes=budget.pinned_bytes,
         ram_bytes=budget.ram_bytes - budget.pinned_bytes, policy=policy, pace=budget.pace, progress=progress or silent,
-        plan=budget.pages, direct=False if lossy else None,
+        plan=budget.pages, direct=False if lossy else None, copier=copier,
     )  # fmt: skip
     return Opened(ladder, ladder)

@@ -42,11 +42,12 @@ from steerpipe.runtime.facts import gather_facts
 from steerpipe.runtime.generation import GenerationDefaults, read_defaults
 from steerpipe.runtime.memory import memory_rows
 from steerpipe.runtime.models import find_model, open_model
-from steerpipe.runtime.prediction import Prediction, reuse_for, settle_policy
+from steerpipe.runtime.prediction import Prediction, predict_on_ladder, reuse_for, settle_policy
 from steerpipe.runtime.profiles import ProfileKeeper
 from steerpipe.runtime.prompts import Prompt, encode_prompt, is_chat
 from steerpipe.runtime.quality import Chosen, Quality, choose, identity_of, open_quality
 from steerpipe.runtime.taps import Taps
+from steerpipe.runtime.timeline_gpu import record_on_gpu, timed_copier
 from steerpipe.runtime.timeline_tap import TimelineTap
 from steerpipe.transfer.counters import LadderCounters
 from steerpipe.transfer.source import LadderSource
@@ -85,7 +86,7 @@ class Pipeline:
     ) -> None:
         """`settings` are EngineConfig fields (dtype="float32", threads=2 …); they stand in for a `config`.
 
-        `timeline` notes what a ladder on the CPU computes, reads and waits for.
+        `timeline` notes what a pipeline over a ladder computes, moves and waits for.
         """
         if config is not None and settings:
             raise ConfigError(f"both a config and {sorted(settings)} are given", fix="put all settings into the config")
@@ -121,7 +122,7 @@ class Pipeline:
         check_cover(config, self.spec, device=device.type)
         weights = build_weights(self.spec, self._pack.family.names, self._pack.dense(dtype), dtype, device)
         if device.type == "cuda":
-            return self._build_cuda(config, chosen, weights, sink, progress)
+            return self._build_cuda(config, chosen, weights, sink, progress, timeline)
         forecast = None if self.budget.resident else reuse_for(self.folder, self.spec, self._pack.manifest.source)
         policy = settle_policy(config.policy, forecast)
         experts = open_experts(self._pack, self.budget, policy, dtype, device, progress)
@@ -135,12 +136,17 @@ class Pipeline:
 
     def _build_cuda(
         self, config: EngineConfig, chosen: Chosen | None, weights: ModelWeights, sink: RoutingSink | None,
-        progress: Progress | None,
+        progress: Progress | None, timeline: Timeline | None,
     ) -> _Working:  # fmt: skip
         from steerpipe.model.gpu.decoder import GpuDecoder  # Triton: only where there is a GPU
+        from steerpipe.runtime.prediction_gpu import predict_on_gpu
+        from steerpipe.runtime.reuse_gpu import ListeningReuse, attach_reuse, policy_on_gpu
 
-        device, dtype, policy = weights.embed.device, weights.embed.dtype, settle_policy(config.policy, None)
-        blocks = open_blocks(self._pack, self.budget, policy, device, progress, lossy=chosen is not None)
+        device, dtype = weights.embed.device, weights.embed.dtype
+        forecast = None if self.budget.resident else reuse_for(self.folder, self.spec, self._pack.manifest.source)
+        policy = policy_on_gpu(config.policy, forecast)
+        copier = None if timeline is None else timed_copier(device)
+        blocks = open_blocks(self._pack, self.budget, policy, device, progress, lossy=chosen is not None, copier=copier)
         watching: list[DraftRouting] = []
         if blocks.ladder is not None and not self.budget.resident:
             self.quality = open_quality(chosen, config, self.spec, weights, self.folder, blocks.ladder)
@@ -150,7 +156,18 @@ class Pipeline:
         decoder = GpuDecoder(
             self.spec, weights, pool, device, max_batch=self.config.max_batch, tap=Taps(*taps, *watching), misses=desk
         )  # fmt: skip
-        return self._join(decoder, blocks, pool, config, sink)
+        if blocks.ladder is None or self.budget.resident:
+            return self._join(decoder, blocks, pool, config, sink)
+        attach_reuse(decoder, blocks.ladder.policy, forecast)
+        moves = config.predict == "auto"
+        self.prediction, predicting = predict_on_gpu(
+            decoder, blocks.source, weights, self.folder, self._pack, moves=moves, exact=self.quality is None
+        )
+        if isinstance(policy, ListeningReuse):
+            self.prediction.eviction = policy.line
+        whole = predicting or decoder
+        joined = whole if timeline is None or copier is None else record_on_gpu(whole, decoder, copier, timeline)
+        return self._join(joined, blocks, pool, config, sink)
 
     def _tap(
         self, source: ExpertSource, weights: ModelWeights, forecast: ReuseForecast | None, config: EngineConfig,
@@ -161,7 +178,9 @@ class Pipeline:
             return None
         moves = config.predict == "auto"
         digest = self._pack.manifest.source
-        self.prediction = Prediction(self.spec, weights, self.folder, source, forecast, moves=moves, digest=digest)
+        self.prediction = predict_on_ladder(
+            self.spec, weights, self.folder, source, forecast, moves=moves, digest=digest
+        )
         source.record(timeline)
         taps = [TimelineTap(timeline)] if timeline is not None else []
         lossy = () if self.quality is None else self.quality.taps

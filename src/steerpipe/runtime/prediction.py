@@ -1,8 +1,10 @@
 """What a model's prediction is made of: its trained predictors where there are some, its own routers where not."""
 
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, Protocol
 
 from steerpipe.core.errors import ConfigError, InputError
 from steerpipe.core.protocols import ForwardTap
@@ -17,6 +19,7 @@ from steerpipe.predict.records import Geometry
 from steerpipe.predict.reuse import ReuseForecast
 from steerpipe.predict.reuse_file import load_reuse
 from steerpipe.predict.routers import Routers, routers_of_weights
+from steerpipe.predict.scorecard import Score, Scorecard
 from steerpipe.predict.shipped import for_model
 from steerpipe.predict.stored import StoredPredictor
 from steerpipe.predict.trials import Verdict
@@ -51,7 +54,7 @@ def predictors_for(
 
     InputError: the predictors that lie beside it are of another model. `digest` of the checkpoint.
     """
-    routers, here = routers_of_weights(spec, weights), mark_of(spec, digest)
+    routers, here = routers_of_weights(spec, weights).to("cpu"), mark_of(spec, digest)
     shared = all(spec.moe(layer).shared_width for layer in spec.moe_layers)
     found: list[RoutingPredictor] = []
     shipped = for_model(folder)
@@ -88,51 +91,90 @@ def settle_policy(asked: str, forecast: ReuseForecast | None) -> str:
     if asked == "reuse" and forecast is None:
         raise ConfigError(
             "the policy reuse needs a forecast, and this model has none that can be used here",
-            fix="use lfru, or make one: steerpipe train reuse (docs/reuse.md); a GPU has no use for it yet",
+            fix="use lfru, or make one: steerpipe train reuse (docs/reuse.md)",
         )
     if asked == "auto":
         return "lfru" if forecast is None else "reuse"
     return asked
 
 
-class Prediction:
-    """What watches the passes of an engine over a ladder, and what became of it."""
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
 
-    def __init__(
-        self, spec: ModelSpec, weights: ModelWeights, folder: Path, source: LadderSource,
-        forecast: ReuseForecast | None, *, moves: bool, digest: str | None = None,
-    ) -> None:  # fmt: skip
-        """`moves`: experts are moved before they are needed, where that pays; without, only eviction is forecast."""
-        self.steering: Steering | None = None
-        self.verdicts: list[Verdict] = []
-        self.taps: list[ForwardTap] = []
-        geometry = geometry_of(spec)
-        if forecast is not None and isinstance(source.policy, Reuse):
-            self.taps.append(ReuseTap(forecast, spec.moe_layers, source.policy, lambda: source.tokens))
-        if moves and geometry is not None:
-            limit = default_transient_limit(source.slots)
-            self.steering = Steering(
-                predictors_for(spec, weights, folder, digest), geometry, spec.moe_layers, source,
-                most_guesses=limit, report=self.verdicts.append,
-            )  # fmt: skip
-            self.taps.append(self.steering)
+
+class Steered(Protocol):
+    """Who decides whose word counts: `Steering` over a ladder, `predicting.Choice` on a GPU."""
+
+    @property
+    def predictor(self) -> Named | None:
+        """Whose word counts for the token that runs."""
+        ...
+
+    @property
+    def on(self) -> bool: ...
+
+    @property
+    def scorecard(self) -> Scorecard: ...
+
+    def switch(self, on: bool) -> None:
+        """Between steps. Off: nothing is predicted or moved ahead."""
+        ...
+
+
+@dataclass(slots=True)
+class Prediction:
+    """What watches the passes of an engine, and what became of it."""
+
+    block_bytes: float  # of an expert, on average
+    steering: Steered | None = None  # None: nothing is moved before it is needed
+    taps: list[ForwardTap] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    standing: Callable[[], str | None] = lambda: None  # what there is to say before the first verdict
+    eviction: Callable[[], str | None] = lambda: None  # of a policy that is measured as well
 
     def line(self) -> str | None:
         """What is to be said about it, if there is anything."""
-        return self.verdicts[-1].line() if self.verdicts else None
+        return self.verdicts[-1].line() if self.verdicts else self.standing()
+
+    def lines(self) -> list[str]:
+        """For the person who runs it."""
+        return [line for line in (self.line(), self.eviction()) if line is not None]
 
     def as_json(self) -> dict[str, Any] | None:
         """The verdict of the last trial and the scores so far; None: nothing is predicted here."""
         steering = self.steering
         if steering is None:
             return None
-        verdict = self.verdicts[-1] if self.verdicts else None
-        scores = {name: steering.scorecard.total(name) for name in steering.scorecard.names}
+        verdict, card = self.verdicts[-1] if self.verdicts else None, steering.scorecard
         return {
             "predictor": None if steering.predictor is None else steering.predictor.name,
             "trial": verdict and {"seconds_per_token": dict(zip(verdict.names, verdict.seconds, strict=True))},
-            "scores": {
-                name: asdict(score) | {"recall": score.recall, "recall_on_misses": score.recall_on_misses}
-                for name, score in scores.items()
-            },
+            "scores": {name: score_json(card.total(name), card.layers(name)) for name in card.names},
         }
+
+
+def score_json(total: Score, layers: Sequence[Score]) -> dict[str, Any]:
+    """`layers`: what was missing, named and sent for, by layer, in the model's order."""
+    told = ("missing", "foreseen", "sent", "used")
+    shares = {name: getattr(total, name) for name in ("recall", "recall_on_misses", "precision")}
+    return asdict(total) | shares | {"layers": {name: [getattr(each, name) for each in layers] for name in told}}
+
+
+def predict_on_ladder(
+    spec: ModelSpec, weights: ModelWeights, folder: Path, source: LadderSource, forecast: ReuseForecast | None, *,
+    moves: bool, digest: str | None = None,
+) -> Prediction:  # fmt: skip
+    """`moves`: experts are moved before they are needed, where that pays; without, only eviction is forecast."""
+    made = Prediction(fmean(source.pack.layout(expert.layer).block_bytes for expert in source.experts))
+    geometry = geometry_of(spec)
+    if forecast is not None and isinstance(source.policy, Reuse):
+        made.taps.append(ReuseTap(forecast, spec.moe_layers, source.policy, lambda: source.tokens))
+    if moves and geometry is not None:
+        steering = Steering(
+            predictors_for(spec, weights, folder, digest), geometry, spec.moe_layers, source,
+            most_guesses=default_transient_limit(source.slots), report=made.verdicts.append,
+        )  # fmt: skip
+        made.steering = steering
+        made.taps.append(steering)
+    return made

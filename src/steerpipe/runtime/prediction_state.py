@@ -25,6 +25,7 @@ class PredictionState:
     line: str | None  # the verdict of the last trial, for people
     trial_seconds: tuple[tuple[str, float], ...]  # per token, of each way in the last trial
     scores: tuple[tuple[str, Score], ...]  # by predictor
+    layers: tuple[tuple[Score, ...], ...]  # of each of them, by layer
     block_bytes: float  # of an expert, on average
 
     def guessed(self, counters: LadderCounters) -> GuessedBytes:
@@ -36,7 +37,7 @@ class PredictionState:
         return GuessedBytes(round(own.hits * size), round(own.late * size), wasted)
 
 
-def prediction_state(prediction: Prediction | None, block_bytes: float) -> PredictionState | None:
+def prediction_state(prediction: Prediction | None) -> PredictionState | None:
     """None: nothing is ever predicted here."""
     steering = None if prediction is None else prediction.steering
     if prediction is None or steering is None:
@@ -49,5 +50,6 @@ def prediction_state(prediction: Prediction | None, block_bytes: float) -> Predi
         line=prediction.line(),
         trial_seconds=tuple(zip(verdict.names, verdict.seconds, strict=True)) if verdict else (),
         scores=tuple((name, card.total(name)) for name in card.names),
-        block_bytes=block_bytes,
+        layers=tuple(tuple(card.layers(name)) for name in card.names),
+        block_bytes=prediction.block_bytes,
     )

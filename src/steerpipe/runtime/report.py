@@ -87,7 +87,7 @@ def write_report(file: Path, doctor: Mapping[str, Any], run: RunReport) -> list[
     if run.timeline.spans():
         parts[TIMELINE] = json.dumps(run.timeline.as_trace()).encode()
     else:
-        left_out[TIMELINE] = "only a ladder on the CPU keeps one"
+        left_out[TIMELINE] = "every expert is resident, or nothing ran"
     if run.routing is not None:
         narrow = run.routing.astype(np.uint8 if run.routing.max() < 256 else np.int32)
         parts[ROUTING] = save({"routing": narrow, "sequence": np.zeros(len(narrow), dtype=np.int32)})

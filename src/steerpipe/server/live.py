@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
+from steerpipe.runtime.prediction import score_json
 from steerpipe.runtime.view import USED, count_places
 from steerpipe.server.engine_link import EngineLink
 from steerpipe.server.events import event
@@ -108,10 +109,7 @@ def prediction_json(observed: Observed | None) -> dict[str, Any]:
     state = None if observed is None else observed.prediction
     if observed is None or state is None:
         return {"available": False, "on": False}
-    scores = {
-        name: asdict(score) | {"recall_on_misses": score.recall_on_misses, "precision": score.precision}
-        for name, score in state.scores
-    }
+    scores = {name: score_json(own, by) for (name, own), by in zip(state.scores, state.layers, strict=True)}
     return {
         "available": True,
         "on": state.on,

@@ -1,12 +1,10 @@
 """Looks at the engine for those who look at the page. Costs a step nothing while nobody does."""
 
 import time
-from statistics import fmean
 
 from steerpipe.runtime.pipeline import Pipeline
 from steerpipe.runtime.prediction_state import PredictionState, prediction_state
 from steerpipe.runtime.view import LastStep, draw_map
-from steerpipe.transfer.source import LadderSource
 
 _WATCH_SECONDS = 2.0  # routing is noted for so long after the last look
 
@@ -36,11 +34,7 @@ class Onlooker:
         return draw_map(self._pipe.spec, self._pipe.experts, self._last)
 
     def prediction(self) -> PredictionState | None:
-        source = self._pipe.experts
-        if not isinstance(source, LadderSource):
-            return None
-        sizes = [source.pack.layout(expert.layer).block_bytes for expert in source.experts]
-        return prediction_state(self._pipe.prediction, fmean(sizes))
+        return prediction_state(self._pipe.prediction)
 
     def switch(self, on: bool) -> None:
         prediction = self._pipe.prediction

@@ -171,11 +171,10 @@ class Reuse(Lfru):
         self.touch_many([number], now)
 
     def touch_many(self, numbers: Sequence[int], now: float) -> None:
-        super().touch_many(numbers, now)
+        those, age = np.array(numbers, dtype=np.int64), now / self._half_life
+        weight = self._weight[those] = np.logaddexp2(self._weight[those], age)
         if self._told is not None:
-            those = np.array(numbers, dtype=np.int64)
-            counts = np.exp2(self._weight[those] - now / self._half_life)
-            self._score[those] = self._told[those] + np.log2(counts + LEAST_COUNT)
+            self._score[those] = self._told[those] + np.log2(np.exp2(weight - age) + LEAST_COUNT)
 
     def scores(self, candidates: NDArray[np.int64], now: float) -> NDArray[np.float64]:
         return super().scores(candidates, now) if self._told is None else self._score[candidates]

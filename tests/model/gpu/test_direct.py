@@ -81,7 +81,8 @@ class Stepper:
         with torch.inference_mode():
             if self._fetching is not None:
                 self._fetching.slots.collect()
-            self._follower.run(run, self._stamp, lambda: True, lambda: None, self._fetching, rests=rests)
+            questions = len(self._loaded.spec.moe_layers) if rests else None
+            self._follower.run(run, self._stamp, lambda: True, lambda: None, self._fetching, rests=questions)
         return logits[0]
 
 

@@ -29,7 +29,7 @@ class Questions:
     in_time: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ApartForecaster:
     """One network for every target layer, `horizon` layers ahead; `steps` layers of routing are shown to it."""
 

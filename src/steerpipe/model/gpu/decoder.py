@@ -5,7 +5,7 @@ interpreter, all but the graphs works: that is how it is tested without a GPU. L
 layers, k experts per row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,15 +16,16 @@ from torch import Tensor
 from steerpipe.core.blocks import BlockSource
 from steerpipe.core.events import RoutingRecord
 from steerpipe.core.protocols import ForwardTap, RoutingSink
-from steerpipe.model.gpu.apart import ApartForecaster
+from steerpipe.model.gpu.branches import Predictor
 from steerpipe.model.gpu.clock import Clock
 from steerpipe.model.gpu.experts import Direct, Leased
 from steerpipe.model.gpu.graph import StepGraphs
 from steerpipe.model.gpu.limits import check_model
 from steerpipe.model.gpu.lossy import Watched, watched
 from steerpipe.model.gpu.network import Network
+from steerpipe.model.gpu.predicted import PredictedStep
+from steerpipe.model.gpu.reuse import ReuseBranch
 from steerpipe.model.gpu.rows import Packing, Pass, Step, passes, routing_buffer
-from steerpipe.model.gpu.tap import Forecaster
 from steerpipe.model.kv_cache import KvPool
 from steerpipe.model.misses import MissDesk
 from steerpipe.model.spec import ModelSpec
@@ -62,13 +63,15 @@ class GpuDecoder:
         self.spec = spec
         self.device = device
         self.forced: Tensor | None = None  # [L, R, k] int32: experts of every step to come (-1: the router's)
-        self.forecaster: Forecaster | ApartForecaster | None = (
-            None  # who predicts in graphs that are captured from now on
-        )
+        self.forecaster: Predictor | None = None  # who predicts in the steps of one row to come
+        self.replays = 0  # steps of one row that were graphs, so far
+        self.noted: Callable[[PredictedStep], None] | None = None  # who is told what came of predicted steps
         self.clock: Clock | None = None  # who writes down when the parts of captured steps ran
+        self.guess_clock: Clock | None = None  # who writes down when blocks came that they had sent for by themselves
         self.said: Tensor | None = None  # [L, h, n] int32: what it says in every step to come, instead of its own
         self.graphs = device.type == "cuda"  # off: single launches, and leases where not all is resident
         self.tap, self.misses = tap, misses  # of every pass to come
+        self.reuse: ReuseBranch | None = None  # who forecasts reuse in the steps of one row to come
         self._dtype = weights.embed.dtype
         self._max_batch = max_batch
         self._top_k = max((spec.moe(layer).top_k for layer in spec.moe_layers), default=1)  # the same for all
@@ -110,18 +113,30 @@ class GpuDecoder:
             self._publish(rows, routing, sink)
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
+    def tell_predicted(self) -> None:
+        """Tells of the last step, if somebody predicted in it and it was not told yet. Between steps."""
+        graphs = self._captured.get(1)
+        if self.noted is None or graphs is None:
+            return
+        step = graphs.take_predicted()
+        if step is not None:
+            self.noted(step)
+
     def _compute(
         self, rows: Pass, source: BlockSource, wanted: Sequence[int], publish: bool, watch: Watched | None
     ) -> tuple[Tensor, list[_Routing]]:
         places = rows.valid[list(wanted)]  # rows of the pass
         forced = self.forced
         assert forced is None or forced.shape[1:] == (rows.rows, self._top_k), f"forced is not for {rows.rows} rows"
+        reuse = self.reuse if self.reuse is not None and self.reuse.enter(rows) else None
         if watch is None and self._served(rows, source):
-            served = self._graphs_of(rows.rows, source).run(rows, forced, self.said)
+            self.tell_predicted()
+            served = self._graphs_of(rows.rows, source).run(rows, forced, self.said, reuse, self.forecaster)
+            self.replays += rows.rows == 1
             chosen, gates = served.experts, served.gates
             picked = self._pick(served.logits, places)  # a copy: the next replay writes there again
         else:
-            step = self._eager_step(rows, watch)
+            step = self._eager_step(rows, watch, reuse)
             leased = not source.resident  # else nothing is read back, and the host runs ahead of the device
             experts = Leased(source, rows.valid, rows.keep_rows, self.device) if leased else Direct(source)
             picked = self._head(self._network.hidden(step, watch or experts), rows, places)
@@ -143,10 +158,10 @@ class GpuDecoder:
             self._captured = {}
             self._captured_over = source
         if rows not in self._captured:
-            self._captured[rows] = StepGraphs(self._network, source, rows, self.device, self.forecaster, self.clock)
+            self._captured[rows] = StepGraphs(self._network, source, rows, self.device, self.clock, self.guess_clock)
         return self._captured[rows]
 
-    def _eager_step(self, rows: Pass, watch: Watched | None) -> Step:
+    def _eager_step(self, rows: Pass, watch: Watched | None, reuse: ReuseBranch | None = None) -> Step:
         packing = Packing.of(rows)
         words = np.zeros(packing.words, dtype=np.int64)
         packing.write(rows, 0, words)
@@ -158,7 +173,7 @@ class GpuDecoder:
             routing_buffer(layers, rows.rows, self._top_k, torch.float32, self.device),
             base=rows.base, room=rows.keys,
             forced=None if self.forced is None else self.forced.to(self.device),
-            clock=None if watch is None else self.clock, watch=watch,
+            clock=None if watch is None else self.clock, watch=watch, reuse=reuse,
         )  # fmt: skip
 
     def _head(self, x: Tensor, rows: Pass, places: NDArray[np.int64]) -> Tensor:

@@ -75,18 +75,18 @@ class Follower:
 
     def run(
         self, step: Callable[[], None], stamp: int, finished: Callable[[], bool], wait: Callable[[], None],
-        fetching: Fetching | None = None, *, rests: bool = False,
+        fetching: Fetching | None = None, *, rests: int | None = None,
     ) -> None:  # fmt: skip
-        """`step` queues it; `finished` and `wait` ask and wait for the device. `fetching`: of who predicts in it, or
-        `rests`.
+        """`step` queues it; `finished` and `wait` ask and wait for the device. `fetching`: of who predicts in it;
+        `rests`: nobody does, and so many questions less are left until the next try.
 
         An error (an interrupt) comes after the step has run and the table is true again.
         """
         first = self._landing.begin()
         done = 0
         try:
-            if fetching is not None and rests:
-                fetching.slots.rest(len(self._layers))
+            if fetching is not None and rests is not None:
+                fetching.slots.rest(rests)
             elif fetching is not None:
                 fetching.slots.begin()
             step()
@@ -95,7 +95,7 @@ class Follower:
                 reads = self._mailbox.take_reads(order, stamp, finished)
                 ticket = self._landing.follow(layer, reads, ticket)
                 done = order + 1
-                if fetching is not None and not rests:
+                if fetching is not None and rests is None:
                     fetching.settle(order, stamp, reads.sent, finished)
         except BaseException:
             wait()

@@ -13,17 +13,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from steerpipe.core.blocks import BlockSource, Guessing, GuessLanding, Landing
-from steerpipe.model.gpu.apart import Apart, ApartForecaster, SteerApart
+from steerpipe.core.blocks import BlockSource
+from steerpipe.model.gpu.branches import Branch, Branches, Predictor
 from steerpipe.model.gpu.clock import Clock
-from steerpipe.model.gpu.direct import Follower, ReadThrough, sends_by_itself
-from steerpipe.model.gpu.experts import Direct, Held
-from steerpipe.model.gpu.fetching import Fetching
+from steerpipe.model.gpu.direct import Follower, ReadThrough
+from steerpipe.model.gpu.experts import Direct
 from steerpipe.model.gpu.mailbox import Mailbox
 from steerpipe.model.gpu.network import ExpertRun, Network
+from steerpipe.model.gpu.predicted import PredictedStep
+from steerpipe.model.gpu.reuse import ReuseBranch
 from steerpipe.model.gpu.rows import Packing, Pass, Step, room_for, routing_buffer
-from steerpipe.model.gpu.steer import Steer
-from steerpipe.model.gpu.tap import Forecaster, Tap
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,8 @@ class _Kind(NamedTuple):
 
     room: int
     forced: bool
-    predicts: bool  # whether somebody predicts in it
+    branch: Branch | None  # of who predicts in it
+    reuse: ReuseBranch | None  # who forecasts reuse in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,10 @@ class StepGraphs:
     """All graphs of one class of steps (`rows` rows) over one source. One thread; captures when first needed."""
 
     def __init__(
-        self, network: Network, source: BlockSource, rows: int, device: torch.device,
-        forecaster: Forecaster | ApartForecaster | None = None, clock: Clock | None = None,
+        self, network: Network, source: BlockSource, rows: int, device: torch.device, clock: Clock | None = None,
+        guess_clock: Clock | None = None,
     ) -> None:  # fmt: skip
-        """`forecaster`: who predicts in a step of one row; `clock`: who writes down its times."""
+        """`clock`: who writes down a step's times; `guess_clock`: those of what it sends for ahead."""
         layers = network.spec.moe_layers
         top_k = network.spec.moe(layers[0]).top_k if layers else 1
         words = Packing.of_size(rows, room_for(network.reach), lanes=rows).words
@@ -82,40 +82,22 @@ class StepGraphs:
             self._run = ReadThrough(source, source.landing, top_k, device)
             self._follower = Follower(source, source.landing, layers, self._mailbox)
         self._clock = clock
-        self._tap: Tap | None = None
-        self._steer: Steer | None = None
-        self._fetching: Fetching | None = None
-        predicts = rows == 1 and self._follower is None and not source.resident
-        self._predicting_run: ExpertRun = Held(source, top_k, device) if predicts else self._run
-        if source.landing is not None and self._follower is not None and forecaster is not None:
-            self._fetch_ahead(*sends_by_itself(source.landing, forecaster), source.landing, top_k, device)
-        elif isinstance(forecaster, ApartForecaster):
-            if predicts and isinstance(source, Guessing):
-                self._steer = SteerApart(source, Apart(forecaster, device), layers)
-        elif forecaster is not None and predicts:
-            assert not forecaster.commit or source.serves(2 * top_k), "two layers that overlap do not fit the slots"
-            self._tap = network.tap(forecaster)
-            if isinstance(source, Guessing) and not forecaster.commit:
-                self._steer = Steer(source, self._tap.words, layers, forecaster.horizon)
+        self._spoke: Branch | None = None  # in the step before, until it is taken
+        self._branches = Branches(network, source, self._inputs[:1], top_k, device, guess_clock) if rows == 1 else None
 
-    def _fetch_ahead(
-        self, guesses: GuessLanding, forecaster: Forecaster, landing: Landing, top_k: int, device: torch.device
-    ) -> None:
-        layers = self._network.spec.moe_layers
-        tables = [self._source.table(layer) for layer in layers]
-        self._fetching = Fetching(guesses, tables, layers, top_k, self._inputs[:1])
-        self._predicting_run = ReadThrough(self._source, landing, top_k, device, self._fetching)
-        self._tap = self._network.tap(forecaster, self._fetching)
-
-    def run(self, rows: Pass, forced: Tensor | None, said: Tensor | None = None) -> Served:
+    def run(
+        self, rows: Pass, forced: Tensor | None, said: Tensor | None = None, reuse: ReuseBranch | None = None,
+        predictor: Predictor | None = None,
+    ) -> Served:  # fmt: skip
         """One step. The host serves its layers as they ask; results are queued, not awaited.
 
-        `said` [L, h, n] int32: what the taps say instead of their own (kernels/foretell.py).
+        `said` [L, h, n] int32: what the taps say instead of their own (kernels/foretell.py). `reuse`: a branch of it.
+        `predictor`: who predicts in a step of one row; it may be another one in every step.
         """
-        if self._fetching is not None:
-            self._fetching.slots.collect()
-        kind = _Kind(room_for(rows.keys), forced is not None, self._predicts())
-        for needed in (kind, kind._replace(predicts=False)):  # who predicts may rest one day: without a pause
+        branch = self._enter(predictor)
+        speaks = None if branch is None or branch.resting else branch
+        kind = _Kind(room_for(rows.keys), forced is not None, speaks, reuse)
+        for needed in (kind, kind._replace(branch=None)):  # who predicts may rest one day: without a pause
             if needed not in self._captured:
                 self._captured[needed] = self._capture(needed)
         captured = self._captured[kind]
@@ -123,39 +105,61 @@ class StepGraphs:
         self._send(rows, kind.room)
         if forced is not None:
             self._forced.copy_(forced, non_blocking=True)
-        if said is not None and self._tap is not None:
-            self._tap.forced.copy_(said[:, : self._tap.forecaster.horizon], non_blocking=True)
-        elif said is not None and isinstance(self._steer, SteerApart):
-            self._steer.apart.forced.copy_(said[:, -1], non_blocking=True)
+        if said is not None and branch is not None:
+            branch.say(said)
         if self._source.resident:
             captured.graph.replay()
         elif self._follower is not None:
-            stream, rests = torch.cuda.current_stream(), not kind.predicts
-            replay = captured.graph.replay
-            self._follower.run(replay, self._stamp, stream.query, stream.synchronize, self._fetching, rests=rests)
+            self._replay_followed(self._follower, captured.graph, branch, rests=speaks is None)
         else:
-            self._replay_served(captured.graph, kind.predicts)
+            self._replay_served(captured.graph, branch, rests=speaks is None)
+        self._spoke = speaks
         return Served(captured.logits, self._experts, self._gates)
 
-    def _predicts(self) -> bool:
-        """Whether somebody predicts in the next step: who is throttled rests, and costs nothing."""
-        if self._steer is not None:
-            return not self._steer.resting
-        if self._fetching is not None:
-            return not self._fetching.slots.resting
-        return self._tap is not None
+    def take_predicted(self) -> PredictedStep | None:
+        """What the last step said and came to, once, if a tap spoke in it. The device has finished it."""
+        spoke, self._spoke = self._spoke, None
+        if spoke is None or spoke.tap is None:
+            return None
+        ways = spoke.tap.forecaster.horizon
+        sent = None if spoke.fetching is None else spoke.fetching.mail.words.numpy().copy()
+        named = spoke.tap.words.words.numpy()[::ways].copy()
+        return PredictedStep(spoke.forecaster, self._stamp, named, self._mailbox.words.numpy().copy(), sent)
 
-    def _replay_served(self, graph: torch.cuda.CUDAGraph, predicts: bool) -> None:
+    def _enter(self, predictor: Predictor | None) -> Branch | None:
+        """Whose step it is."""
+        branches = self._branches
+        if branches is None:
+            return None
+        if branches.fetching is not None:
+            branches.fetching.slots.collect()
+        branch = branches.of(predictor)
+        branches.turn_to(branch)
+        return branch
+
+    def _replay_followed(
+        self, follower: Follower, graph: torch.cuda.CUDAGraph, branch: Branch | None, *, rests: bool
+    ) -> None:
+        """Who is throttled has a layer's questions less before him; who is not asked has as many as before."""
+        stream, fetching = torch.cuda.current_stream(), None if self._branches is None else self._branches.fetching
+        layers = 0 if branch is None else len(self._network.spec.moe_layers)
+        follower.run(
+            graph.replay, self._stamp, stream.query, stream.synchronize, fetching, rests=layers if rests else None
+        )
+
+    def _replay_served(self, graph: torch.cuda.CUDAGraph, branch: Branch | None, *, rests: bool) -> None:
         """From the replay to the last layer's service nothing may wait for the device: it may be waiting for us."""
         stream = torch.cuda.current_stream()
         with _without_collection():
             try:
                 self._source.begin()
                 graph.replay()
-                if predicts:
-                    self._serve_predicting(stream)
-                else:
+                if branch is None or rests:
                     self._serve(stream)
+                else:
+                    self._serve_predicting(stream, branch)
+                if branch is not None and branch.steer is not None and rests:
+                    branch.steer.rest()
             except BaseException:  # an interrupt as well: kernels that wait would wait for ever
                 self._source.release()
                 raise
@@ -164,12 +168,10 @@ class StepGraphs:
         """Every layer, as its router asks."""
         for order, layer in enumerate(self._network.spec.moe_layers):
             self._source.serve(layer, self._mailbox.take(order, self._stamp, stream.query))
-        if self._steer is not None:
-            self._steer.rest()
 
-    def _serve_predicting(self, stream: torch.cuda.Stream) -> None:
+    def _serve_predicting(self, stream: torch.cuda.Stream, branch: Branch) -> None:
         """As its router asks or, where the tap before it decides, as that has said."""
-        steer, tap, stamp = self._steer, self._tap, self._stamp
+        steer, tap, stamp = branch.steer, branch.tap, self._stamp
         if steer is not None:
             steer.begin(stamp)
         for order, layer in enumerate(self._network.spec.moe_layers):
@@ -196,17 +198,17 @@ class StepGraphs:
         return Step(
             stamp, tokens, positions, turns, blocks, self._experts, self._gates, base=None, room=kind.room,
             mailbox=self._mailbox.words, forced=self._forced if kind.forced else None, side=self._side_of(kind),
-            tap=self._tap if kind.predicts else None, clock=self._clock,
+            tap=None if kind.branch is None else kind.branch.tap, clock=self._clock, reuse=kind.reuse,
         )  # fmt: skip
 
     def _side_of(self, kind: _Kind) -> torch.cuda.Stream | None:
         """Where experts read for long and wait for nobody, the shared one goes first: a tap and the sum wait for it."""
-        return self._urgent if kind.predicts and self._fetching is not None else self._side
+        return self._urgent if kind.branch is not None and kind.branch.fetching is not None else self._side
 
     def _capture(self, kind: _Kind) -> _Captured:
         """A run without any real row compiles the kernels and wakes cuBLAS, writes no key and asks for no expert."""
-        step, experts = self._step(kind), self._predicting_run if kind.predicts else self._run
-        stream = self._urgent if kind.predicts and self._fetching is None else self._stream
+        step, experts = self._step(kind), self._run if kind.branch is None else kind.branch.run
+        stream = self._urgent if kind.branch is not None and kind.branch.fetching is None else self._stream
         self._inputs.zero_()  # stamp 0: nobody waits for it
         step.positions.fill_(-1)
         self._forced.fill_(-1)
@@ -223,8 +225,8 @@ class StepGraphs:
 
     def _queue(self, step: Step, kind: _Kind, experts: ExpertRun) -> Tensor:
         logits = self._network.head(self._network.hidden(step, experts))
-        if kind.predicts and self._fetching is not None:
-            self._fetching.join()
+        if kind.branch is not None and kind.branch.fetching is not None:
+            kind.branch.fetching.join()
         return logits
 
 

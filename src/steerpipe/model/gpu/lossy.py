@@ -46,23 +46,26 @@ class Watched:
         if added is not None:
             x = x.index_add(0, self._valid, added.to(device=x.device, dtype=x.dtype))
         if self._tap is not None:
-            self._tap.entering(layer, self._host(x))
+            self._tap.entering(layer, *self._host(x))
         return x
 
     def settle(self, layer: int, seen: Sighted) -> tuple[Tensor, Tensor]:
         """Experts [R, k] int32 and gates [R, k] that are added up; waits for the device."""
-        route = Route(self._host(seen.experts).long(), self._host(seen.gates))
-        self._x = self._host(seen.normed)
+        shown = () if self._tap is None else tuple(
+            each for each in (seen.x, seen.shared, seen.switch) if each is not None
+        )  # fmt: skip
+        experts, gates, self._x, *told = self._host(seen.experts, seen.gates, seen.normed, *shown)
+        route = Route(experts.long(), gates)
         self._settled = Settled(route) if self._desk is None else self._desk.settle(layer, self._x, route)
         if self._tap is not None:
-            self._probe = RouterProbe(layer, self._host(seen.x), route.experts, route.gates, self._shared(seen))
+            self._probe = RouterProbe(layer, told[0], route.experts, route.gates, _switched(*told[1:]))
         run = self._settled.route
         if run is route:
             return seen.experts, seen.gates
-        experts, gates = seen.experts.clone(), seen.gates.clone()
-        experts[self._valid] = run.experts.to(experts)
-        gates[self._valid] = run.gates.to(gates)
-        return experts, gates
+        committed = seen.experts.clone(), seen.gates.clone()
+        for own, other in zip(committed, (run.experts, run.gates), strict=True):
+            own[self._valid] = other.to(own)
+        return committed
 
     def begin(self, layer: int, experts: Tensor) -> None:
         """`settle` reads them back."""
@@ -105,15 +108,19 @@ class Watched:
         places: NDArray[np.int64] = self._rows.valid[of_valid // top_k] * top_k + of_valid % top_k
         part.index_copy_(0, torch.from_numpy(places).to(part.device), vectors.to(part))
 
-    def _shared(self, seen: Sighted) -> Tensor | None:
-        if seen.shared is None:
-            return None
-        shared = self._host(seen.shared)
-        return shared if seen.switch is None else torch.sigmoid(self._host(seen.switch)) * shared
+    def _host(self, *given: Tensor) -> list[Tensor]:
+        """Each [R, …] → [V, …] on the host, with one wait for all."""
+        own = given if len(self._valid) == self._rows.rows else [x.index_select(0, self._valid) for x in given]
+        if self._valid.device.type != "cuda":
+            return [x.clone() for x in own]
+        found = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True) for x in own]
+        torch.cuda.current_stream().synchronize()
+        return found
 
-    def _host(self, x: Tensor) -> Tensor:
-        """[R, …] → [V, …] on the host."""
-        return x.index_select(0, self._valid).cpu()
+
+def _switched(shared: Tensor | None = None, switch: Tensor | None = None) -> Tensor | None:
+    """The shared expert's output as it is added."""
+    return shared if shared is None or switch is None else torch.sigmoid(switch) * shared
 
 
 def watched(

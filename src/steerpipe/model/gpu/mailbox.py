@@ -17,7 +17,7 @@ from steerpipe.core.blocks import DirectReads, SentBlock
 from steerpipe.kernels.fetch import NOBODY, WHOLE
 
 _EXPERT = 0xFFFFFFFF  # mask of the lower half; all ones: this pair has no expert
-_LANDED, _MISSED, _SENT, _INDEX = 1 << 16, 1 << 17, 1 << 18, 0xFFFF  # of the lower half, where a step reads by itself
+LANDED, MISSED, SENT, INDEX = 1 << 16, 1 << 17, 1 << 18, 0xFFFF  # of the lower half, where a step reads by itself
 _SPIN = 2_000  # polls of under 1 us before other threads get a turn; a layer takes 50 us
 _ASK_DEVICE = 50_000  # polls between two looks at the device
 
@@ -50,16 +50,16 @@ class Mailbox:
         """As `take`, of a step that reads what is missing by itself."""
         words = [word for word in self.wait(order, stamp, finished) if word & _EXPERT != _EXPERT]
         return DirectReads(
-            [word & _INDEX for word in words],
-            [word & _INDEX for word in words if word & _MISSED],
-            [word & _INDEX for word in words if word & _LANDED],
-            [word & _INDEX for word in words if word & _SENT],
+            [word & INDEX for word in words],
+            [word & INDEX for word in words if word & MISSED],
+            [word & INDEX for word in words if word & LANDED],
+            [word & INDEX for word in words if word & SENT],
         )
 
     def take_sent(self, order: int, stamp: int, finished: Callable[[], bool]) -> list[SentBlock]:
         """Waits for what a tap has sent for, in the order of its tickets (kernels/fetch.py)."""
         words = [word & _EXPERT for word in self.wait(order, stamp, finished)]
-        return [SentBlock(word & _INDEX, (word >> 16) / WHOLE) for word in words if word != NOBODY]
+        return [SentBlock(word & INDEX, (word >> 16) / WHOLE) for word in words if word != NOBODY]
 
     def posted(self, order: int, stamp: int) -> bool:
         """Whether that layer of that step has posted."""

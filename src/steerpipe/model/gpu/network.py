@@ -74,6 +74,8 @@ class Network:
             clock.mark("")
         if step.tap is not None:
             step.tap.join()
+        if step.reuse is not None:
+            step.reuse.join()
         if step.watch is not None:
             step.watch.end()
         return x
@@ -149,6 +151,8 @@ class Network:
             chosen, gates = step.watch.settle(index, Sighted(order, x, normed, *shared.queued, chosen, gates))
         if step.tap is not None:
             step.tap.look(Sighted(order, x, normed, *shared.queued, chosen, gates), step)
+        if step.reuse is not None:
+            step.reuse.look(order, x, step)
         if step.clock is not None:
             step.clock.mark(f"layer {index}: experts")
         pairs = step.rows * spec.top_k
@@ -199,8 +203,8 @@ class _Shared:
     def _queue(self) -> None:
         shared, switch = self._weights.shared, self._weights.shared_switch
         if shared is not None and switch is not None:
-            self._value = self._dense.linear(self._dense.gated(self._x, None, shared), shared.down)
             self._switch = self._dense.linear(self._x, switch)
+            self._value = self._dense.linear(self._dense.gated(self._x, None, shared), shared.down)
 
 
 def _turns(spec: ModelSpec, reach: int, device: torch.device) -> Tensor:

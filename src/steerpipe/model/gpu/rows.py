@@ -22,6 +22,7 @@ from steerpipe.model.step import StepRows
 if TYPE_CHECKING:
     from steerpipe.model.gpu.clock import Clock
     from steerpipe.model.gpu.lossy import Watched
+    from steerpipe.model.gpu.reuse import ReuseBranch
     from steerpipe.model.gpu.tap import Tap
 
 SMALLEST_ROOM = 1024  # keys; attention that ends early costs next to nothing, and a graph less is a pause less
@@ -88,6 +89,7 @@ class Step:
     tap: "Tap | None" = None  # who predicts at every router; for one row
     clock: "Clock | None" = None  # who writes down when the parts of the step ran
     watch: "Watched | None" = None  # who answers for missing experts, or looks on; never in a graph
+    reuse: "ReuseBranch | None" = None  # who says how soon experts are used again; for one row
 
     @property
     def rows(self) -> int:

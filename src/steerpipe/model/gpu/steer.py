@@ -23,9 +23,9 @@ class Steer:
         self._said: dict[int, list[int]] = {}  # by the step's layer, counted on over its end: likely experts
 
     def begin(self, stamp: int) -> None:
-        """What was said of the first layers across the boundary of two tokens is kept."""
-        layers = len(self._layers)
-        self._said = {order - layers: experts for order, experts in self._said.items() if order >= layers}
+        """What was said of the first layers across the boundary of two tokens is kept, if this is the next token."""
+        layers, follows = len(self._layers), stamp == self._stamp + 1
+        self._said = {order - layers: said for order, said in self._said.items() if follows and order >= layers}
         self._stamp, self._next, self._served = stamp, 0, 0
 
     @property

@@ -56,7 +56,7 @@ class Sighted:
     gates: Tensor  # [1, k] fp32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Forecaster:
     """Who looks 1, 2 ... layers ahead. `commit`: what is named one layer ahead is computed; its router is not asked."""
 

@@ -1,14 +1,22 @@
 """What predictors say to a source on a GPU: the same words as to `transfer.source.LadderSource`."""
 
+import weakref
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from steerpipe.core.ids import ExpertId
 from steerpipe.transfer.cuda.observed import Observed
+from steerpipe.transfer.cuda.shelf import Shelf
 from steerpipe.transfer.queue import Reason
+from steerpipe.transfer.throttle import Throttle
 
 
 class Predicted(Observed):
     """All of it may be said at any time on the engine's thread, also while a step runs. Nothing waits."""
+
+    def __init__(self, shelf: Shelf, close: "weakref.finalize[..., Any]") -> None:
+        super().__init__(shelf, close)
+        self._throttles: dict[int, Throttle] = {}  # by predictor
 
     def prefetch(self, experts: Iterable[ExpertId], reason: Reason, deadline: float) -> int:
         """Sends for experts that may be needed; how many are on their way, or will be when a slot can be had.
@@ -30,6 +38,13 @@ class Predicted(Observed):
         """See `core.blocks.Guessing`. Replaces what was expected before; `prefetch` has a say of its own."""
         base = self._shelf.base
         self._shelf.expect([base[layer] + index for layer, index in experts])
+
+    def attend(self, predictor: int) -> None:
+        """See `core.blocks.Guessing`. The first one has the throttle that everything began with."""
+        shelf = self._shelf
+        if not self._throttles:
+            self._throttles[predictor] = shelf.throttle
+        shelf.throttle = self._throttles.setdefault(predictor, Throttle())
 
     @property
     def idle(self) -> bool:

@@ -103,7 +103,7 @@ class CudaSource(Predicted):
     @classmethod
     def open(
         cls, pack: Pack, *, slots: int, device: torch.device, pinned_bytes: int = 0, ram_bytes: int = 0,
-        policy: str = "lfru", pace: float | None = None, readers: int = 2, progress: Progress = silent,
+        policy: Policy | str = "lfru", pace: float | None = None, readers: int = 2, progress: Progress = silent,
         wrap: Callable[[Link], Link] | None = None, transient_limit: int | None = None, copier: Copier | None = None,
         direct: bool | None = None, plan: PagePlan | None = None,
     ) -> Self:  # fmt: skip

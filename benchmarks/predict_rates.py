@@ -1,0 +1,108 @@
+"""Parts of predict_on_gpu.py: the rates that `replay` is given, measured by themselves: no guess is sent meanwhile.
+
+`measure_rates` comes before the rows, `profile_rates` after them: a profiler slows down what comes after it.
+"""
+
+import math
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from benchmarks.predict_parts import Log, missing
+from benchmarks.predict_rows import Rates
+from benchmarks.predict_spans import (
+    Kernel,
+    end_of_step,
+    fetch_rate,
+    kernels_of,
+    median_after,
+    median_step,
+    timed_replays,
+)
+from steerpipe.bench.forecasts import NAMED
+from steerpipe.bench.prediction import made_up_forecaster
+from steerpipe.bench.routing import Routing
+from steerpipe.core.blocks import GUESSES
+from steerpipe.transfer.cuda.source import CudaSource
+from steerpipe.transfer.throttle import Throttle
+
+if TYPE_CHECKING:
+    from benchmarks.predict_on_gpu import Bench
+
+SETTLE, STEPS = 16, 32  # of a rate
+
+
+def measure_rates(bench: "Bench", log: Log) -> Rates:
+    """Layers with no to k misses, plain and with a tap that names nobody, the host between two steps, and `fetch`."""
+    plain, tapped = points(bench, tapped=False), points(bench, tapped=True)
+    log.add("points", plain)
+    log.add("tapped_points", tapped)
+    block, base = np.polyfit([misses for misses, _ in plain[1:]], [spent for _, spent in plain[1:]], 1)
+    extra = float(base) - plain[0][1]
+    views = [bench.ladder.backing.view(number) for number in range(GUESSES)]
+    return Rates(
+        plain[0][1], max(0.0, -extra), max(0.0, extra), float(block),
+        statistics.median(more - less for (_, more), (_, less) in zip(tapped, plain, strict=True)),
+        between=between(bench), guess_bytes_per_second=fetch_rate(views, bench.shape.layout.block_bytes),
+    )  # fmt: skip
+
+
+def profile_rates(bench: "Bench", log: Log, rates: Rates) -> Rates:
+    """What a step that hits is made of. Profiled it is longer: its parts are shares of it."""
+    hits, taps = kernels(bench, 0, tapped=False), kernels(bench, 0, tapped=True)
+    graph = rates.layer - rates.between / bench.shape.layers  # of a step's graph, by layer
+    step = median_step(hits, bench.shape.layers)
+    scale = graph * bench.shape.layers / step
+    log.add("profiled step", step)
+    log.add("delay where one is missing", median_after(kernels(bench, 1, tapped=True), "_route", "_foretell"))
+    return replace(
+        rates,
+        end=scale * end_of_step(hits, bench.shape.layers),
+        delay=scale * median_after(taps, "_route", "_foretell"),
+        experts=scale * median_after(hits, "_route", "_combine"),
+    )
+
+
+@contextmanager
+def known(bench: "Bench", new: int, *, tapped: bool) -> Iterator[tuple[CudaSource, Routing]]:
+    """A source and a routing of which `new` experts are missing in every layer; `tapped`: heads name nobody."""
+    layers, top_k = bench.shape.layers, bench.shape.moe.top_k
+    routing = missing(bench.shape, new, SETTLE + STEPS)
+    with bench.open(3 * layers * top_k) as source:
+        if tapped:
+            # Nobody rests: that would cost nothing.
+            source._shelf.throttle = Throttle(most_silent=math.inf)  # noqa: SLF001
+            nobody = np.zeros((len(routing.ids), layers, 1, NAMED), dtype=np.int32)
+            bench.rig.predict(made_up_forecaster(bench.shape, "heads", 1, torch.bfloat16, bench.device), nobody)
+        yield source, routing
+
+
+def points(bench: "Bench", *, tapped: bool) -> list[tuple[float, float]]:
+    """Misses of a layer and its seconds, for no to k experts that are missing."""
+    found = []
+    for new in range(bench.shape.moe.top_k + 1):
+        with known(bench, new, tapped=tapped) as (source, routing):
+            steps, counts = bench.steps(source, routing, SETTLE, STEPS)
+        found.append((counts["misses"] / bench.shape.layers, statistics.median(steps) / bench.shape.layers))
+    return found
+
+
+def kernels(bench: "Bench", new: int, *, tapped: bool) -> list[Kernel]:
+    """Of a few steps."""
+    with known(bench, new, tapped=tapped) as (source, routing):
+        bench.steps(source, routing, SETTLE, 1)
+        return kernels_of(lambda: bench.steps(source, routing, SETTLE, 4))
+
+
+def between(bench: "Bench") -> float:
+    """Seconds of the host between two steps: what a step takes longer than its graph."""
+    with known(bench, 0, tapped=False) as (source, routing), timed_replays() as replays:
+        steps, _ = bench.steps(source, routing, SETTLE, STEPS)
+        torch.cuda.synchronize()
+    graphs = [begin.elapsed_time(end) / 1e3 for begin, end in replays[-STEPS:]]
+    return statistics.median(whole - graph for whole, graph in zip(steps, graphs, strict=True))

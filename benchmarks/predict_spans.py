@@ -1,0 +1,108 @@
+"""Parts of predict_on_gpu.py: what a step is made of, by the profiler and by events; nothing here sends a guess."""
+
+import json
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from steerpipe.core.blocks import GUESSES
+from steerpipe.kernels.fetch import PROGRAMS, Fetched, fetch
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One that ran; seconds of the device's clock."""
+
+    name: str
+    begin: float
+    end: float
+
+
+def kernels_of(run: Callable[[], object]) -> list[Kernel]:
+    """What ran on the device meanwhile, in the order of their starts."""
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        run()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        found.export_chrome_trace(str(file))
+        events = json.loads(file.read_text())["traceEvents"]
+    times = [(each["name"], each["ts"] / 1e6, each["dur"] / 1e6) for each in events if each.get("cat") == "kernel"]
+    return sorted((Kernel(name, at, at + lasts) for name, at, lasts in times), key=lambda each: each.begin)
+
+
+def median_after(kernels: list[Kernel], first: str, then: str) -> float:
+    """Seconds from the end of each `first` to the end of the `then` that ends next, before another `first` does."""
+    begun = [each.end for each in kernels if each.name == first]
+    found = []
+    for at, until in zip(begun, [*begun[1:], float("inf")], strict=True):
+        ends = [each.end - at for each in kernels if each.name == then and at < each.end < until]
+        found += ends[:1]
+    return statistics.median(found)
+
+
+def end_of_step(kernels: list[Kernel], layers: int) -> float:
+    """Seconds from the end of the last layer to the end of what was captured with it: the logits."""
+    combined = [each.end for each in kernels if each.name == "_combine"]
+    found = []
+    for at in combined[layers - 1 :: layers]:
+        found += [each.end - at for each in kernels if each.name == "_row_linear" and at < each.end][:1]
+    return statistics.median(found)
+
+
+def median_step(kernels: list[Kernel], layers: int) -> float:
+    """Seconds of a step's graph: from the end of its first router to that of its last, a layer more, and its logits."""
+    routed = [each.end for each in kernels if each.name == "_route"]
+    found = [last - first for first, last in zip(routed[::layers], routed[layers - 1 :: layers], strict=False)]
+    return statistics.median(found) * layers / (layers - 1) + end_of_step(kernels, layers)
+
+
+@contextmanager
+def timed_replays() -> Iterator[list[tuple[torch.cuda.Event, torch.cuda.Event]]]:
+    """Events around every replay of a graph."""
+    plain, found = torch.cuda.CUDAGraph.replay, list[tuple[torch.cuda.Event, torch.cuda.Event]]()
+
+    def replay(graph: torch.cuda.CUDAGraph) -> None:
+        pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        pair[0].record()
+        plain(graph)
+        pair[1].record()
+        found.append(pair)
+
+    torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        torch.cuda.CUDAGraph.replay = plain  # type: ignore[method-assign]
+
+
+def fetch_rate(sources: Sequence[int], size_bytes: int, count: int = 20) -> float:
+    """Bytes per second of `fetch`, alone, from the blocks of pinned memory at `sources`."""
+    device = torch.device("cuda")
+
+    def words(*values: int) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    slots = torch.empty(GUESSES, size_bytes, dtype=torch.uint8, device=device)
+    given = Fetched(
+        words(*(1 << 32 | place << 16 | place for place in range(GUESSES))),
+        torch.zeros(GUESSES, PROGRAMS, dtype=torch.int64, device=device), words(0),
+        words(*sources),
+    )  # fmt: skip
+    ring, stamp, arrived = words(*(slot.data_ptr() for slot in slots)), words(1), words(0)
+    mail = torch.zeros(GUESSES, dtype=torch.int64, pin_memory=True)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for number in range(1 + count):  # the first compiles; the others are queued before they run
+        if number == 1:
+            torch.cuda.synchronize()
+            begin.record()
+        fetch(given, ring=ring, stamp=stamp, size_bytes=size_bytes, arrived=arrived, mail=mail)
+    end.record()
+    end.synchronize()
+    return count * GUESSES * size_bytes / begin.elapsed_time(end) * 1e3

@@ -1,0 +1,92 @@
+"""A model's trained predictors become what graphs on a GPU carry; no kernel runs here."""
+
+import functools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from steerpipe import Pipeline
+from steerpipe.model.weights import ModelWeights, build_weights
+from steerpipe.predict.head import Input, input_width
+from steerpipe.predict.lookahead import RouterLookahead
+from steerpipe.predict.routers import routers_of_weights
+from steerpipe.runtime.models import find_model, open_model
+from steerpipe.runtime.prediction import predictors_for
+from steerpipe.store.reader import Pack
+
+pytest.importorskip("triton")
+
+from steerpipe.model.gpu.tap import Head, Lookahead
+from steerpipe.runtime.prediction_gpu import _why_not, speaker_of, spread
+
+
+@functools.cache
+def nano() -> tuple[Pack, ModelWeights]:
+    pack = open_model(find_model(None), Path("unused"))
+    return pack, build_weights(
+        pack.spec, pack.family.names, pack.dense(torch.bfloat16), torch.bfloat16, torch.device("cpu")
+    )
+
+
+def speakers(most: int | None) -> list[Any]:
+    pack, weights = nano()
+    found = predictors_for(pack.spec, weights, find_model(None), pack.manifest.source)
+    return [speaker_of(each, pack.spec, weights, most) for each in found]
+
+
+def test_the_embedded_model_has_heads_and_its_routers() -> None:
+    heads, lookahead = speakers(1)
+    assert (heads.name, lookahead.name) == ("trained heads, 1 ahead", "lookahead, 1 ahead")
+    (head,), (way,) = heads.predictor.ways, lookahead.predictor.ways
+    assert isinstance(head, Head) and isinstance(way, Lookahead)
+    assert head.down.shape == (24, 56, 2 * 192 + 2 * 60) and head.down.dtype == torch.bfloat16
+    assert head.scale.shape == way.bias.shape == (24,) and head.scale.dtype == torch.float32
+
+
+def test_where_the_host_sends_they_look_two_layers_ahead() -> None:
+    heads, lookahead = speakers(None)
+    assert heads.name == "trained heads, 1 and 2 ahead" and heads.predictor.horizon == 2
+    assert lookahead.predictor.horizon >= 2
+
+
+def test_a_head_says_the_same_through_the_wider_input() -> None:
+    """Its product over what it was trained on is the product over all that a graph shows."""
+    pack, weights = nano()
+    routers = routers_of_weights(pack.spec, weights)
+    parts = {Input.GATES: 60, Input.PREVIOUS_EXPERTS: 60, Input.PREVIOUS_RESIDUAL: 192}
+    for inputs in [(), (Input.PREVIOUS_RESIDUAL,), (Input.PREVIOUS_RESIDUAL, Input.GATES), tuple(Input)]:
+        down = torch.randn(2, 3, input_width(routers, inputs))
+        shown = {each: torch.randn(width) for each, width in parts.items()}
+        q = torch.randn(192)
+        narrow = torch.cat([q, *(shown[each] for each in parts if each in inputs)])
+        wide = torch.cat([q, *shown.values()])
+        torch.testing.assert_close(spread(down, inputs, 192, 60) @ wide, down @ narrow)
+
+
+def test_a_model_never_seen_looks_ahead_with_its_own_routers() -> None:
+    pack, weights = nano()
+    plain = RouterLookahead(routers_of_weights(pack.spec, weights), shared=True, horizons=(1, 2))
+    made = speaker_of(plain, pack.spec, weights, 1)
+    assert made is not None and made.name == "lookahead, 1 ahead"
+    (way,) = made.predictor.ways
+    assert way.scale.eq(1).all() and way.bias.eq(0).all()
+    later = RouterLookahead(routers_of_weights(pack.spec, weights), shared=True, horizons=(2,))
+    assert speaker_of(later, pack.spec, weights, 1) is None
+
+
+def test_it_is_said_why_nobody_predicts() -> None:
+    spec = nano()[0].spec
+
+    def source(landing: Any, serves: bool = True) -> Any:
+        return SimpleNamespace(landing=landing, serves=lambda experts: serves)
+
+    able = source(SimpleNamespace(guesses=object()))
+    assert _why_not(able, spec, exact=True) is None and _why_not(source(None), spec, exact=True) is None
+    assert _why_not(able, spec, exact=False) == "for misses are answered without waiting"
+    for few in (source(SimpleNamespace(guesses=None)), source(None, serves=False)):
+        assert "too few slots" in (_why_not(few, spec, exact=True) or "")
+    with Pipeline(device="cpu", fast_memory="25%", predict="off", profile=False) as pipe:
+        assert pipe.prediction is not None and pipe.prediction.lines() == []
