@@ -82,9 +82,17 @@ ROWS = (
 )
 
 
+def read_found(file: Path) -> dict[str, Any]:
+    """Of predict_on_gpu.py, or of a note, which names columns once."""
+    found: dict[str, Any] = json.loads(file.read_text())
+    if isinstance(lines := found["lines"], dict):
+        found["lines"] = [dict(zip(lines["columns"], each, strict=True)) for each in lines["lines"]]
+    return found
+
+
 def fill_in(given: argparse.Namespace) -> None:
     """On the machine of the file's rates, with the same routing and forecasts."""
-    found = json.loads(given.json.read_text())
+    found = read_found(given.json)
     rates, file = Rates(**found["rates"]), read_forecasts(given.forecasts, 60)
     count = found["warmup"] + found["tokens"]
     whole = file.recording
@@ -159,7 +167,7 @@ def one_row(
 def shares(found: dict[str, Any]) -> list[dict[str, Any]]:
     """Of replay's gain over LFRU, what was measured: by rounds, against the mean of the LFRU of the same round.
 
-    A row of a round without any is compared with the mean of all.
+    A row of a round without any is compared with the mean of all. Where replay gains nothing there is no share.
     """
     replayed = {(line["row"], line["share"]): line["ms"] for line in found["replayed"]}
     lines = []
@@ -175,7 +183,7 @@ def shares(found: dict[str, Any]) -> list[dict[str, Any]]:
             if (own := _ms(found, share, number, (name,)))
         ]
         live = statistics.fmean(gains)
-        parts = {term: live / (plain[term] - ms[term]) for term in ms if abs(plain[term] - ms[term]) > LEAST * ms[term]}
+        parts = {term: live / (plain[term] - ms[term]) for term in ms if plain[term] - ms[term] > LEAST * ms[term]}
         lines.append({"row": name, "share": share, "live_ms": live, "rounds_ms": gains, "of_replay": parts})
     return lines
 

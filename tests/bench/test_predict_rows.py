@@ -1,10 +1,11 @@
 """What a live run pays, put on the simulated machine of its rates term by term; and the share of replay's gain."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from benchmarks.predict_rows import Rates, shares, terms
+from benchmarks.predict_rows import ROWS, Rates, read_found, shares, terms
 from steerpipe.transfer.machine import Machine
 from steerpipe.transfer.recorded import draw_recording
 from steerpipe.transfer.replay import Keep, replay
@@ -51,18 +52,19 @@ def test_a_gain_is_measured_against_the_baseline_of_its_round() -> None:
     found = {
         "lines": [
             line("LFRU", 0, 8.0), line("heads", 0, 7.5), line("LFRU", 1, 6.0), line("LFRU again", 1, 6.4),
-            line("heads", 1, 5.9), line("wrong", 1, 6.2),
+            line("heads", 1, 5.9), line("wrong", 1, 6.2), line("slow", 1, 7.0),
         ],
         "replayed": [
             {"row": "LFRU", "share": 0.25, "ms": {"rates": 8.0, "tap": 8.0}},
             {"row": "heads", "share": 0.25, "ms": {"rates": 7.0, "tap": 7.5}},
             {"row": "wrong", "share": 0.25, "ms": {"rates": 8.0, "tap": 8.01}},
+            {"row": "slow", "share": 0.25, "ms": {"rates": 8.0, "tap": 9.0}},
         ],
     }  # fmt: skip
-    heads, wrong = shares(found)
+    heads, wrong, slow = shares(found)
     assert heads["rounds_ms"] == pytest.approx([0.5, 0.3]) and heads["live_ms"] == pytest.approx(0.4)
     assert heads["of_replay"] == {"rates": pytest.approx(0.4), "tap": pytest.approx(0.8)}
-    assert wrong["of_replay"] == {}
+    assert wrong["of_replay"] == slow["of_replay"] == {}
 
 
 def test_a_row_without_a_baseline_of_its_round_is_measured_against_all() -> None:
@@ -76,3 +78,8 @@ def test_a_row_without_a_baseline_of_its_round_is_measured_against_all() -> None
     }
     (line,) = shares(found)
     assert line["rounds_ms"] == pytest.approx([0.8]) and line["of_replay"] == pytest.approx({"rates": 0.8})
+
+
+def test_a_note_can_be_read_again() -> None:
+    note = Path(__file__).parents[2] / "benchmarks" / "notes" / "2026-11-15-prediction-direct.json"
+    assert {line["row"] for line in read_found(note)["lines"]} <= {row.name for row in ROWS}

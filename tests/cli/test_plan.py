@@ -1,12 +1,15 @@
 """`steerpipe plan`: the seed's arithmetic, and a model's budget without loading it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from steerpipe.cli import app
+from steerpipe.core.config import load_config
+from steerpipe.runtime.plans import place_model, plan_placement
 
 runner = CliRunner()
 KEYS = Path(__file__).parents[2] / "examples" / "keystrokes.jsonl"
@@ -54,12 +57,15 @@ def test_the_embedded_model_under_a_budget_says_what_lies_where() -> None:
     assert demand == sorted(demand) and len(demand) == 4
 
 
-def test_a_cpu_that_computes_where_blocks_lie_has_its_own_floor() -> None:
-    words = [*RATES, "--tier", "CPU=8GB", "--fast-memory", "25%", "--ram", "50MiB", "--device", "cpu"]
-    floors = json.loads(run(*words, "--json"))["token_floors"]
-    assert all(floor["shared_seconds"] < floor["demand_seconds"] for floor in floors[1:])
-    assert "with CPU" in run(*words)
-    assert "with CPU" not in run(*RATES, "--fast-memory", "25%", "--device", "cpu")
+def test_a_cpu_that_computes_where_blocks_lie_has_its_own_floor(model: Path, tmp_path: Path) -> None:
+    pack = str(tmp_path / "pack")
+    assert runner.invoke(app, ["pack", str(model), pack, "--experts", "int8"]).exit_code == 0
+    words = [pack, *RATES, "--fast-memory", "50%", "--ram", "50MiB", "--device", "cpu"]
+    assert "with CPU" in run(*words, "--tier", "CPU=8GB") and "with CPU" not in run(*words)
+    placement = place_model(Path(pack), load_config({"fast_memory": "50%", "ram": "50MiB", "device": "cpu"}))
+    for device, helps in (("cpu", True), ("cuda", False)):  # nothing is page-locked
+        plan = plan_placement(replace(placement, device=device), 1e10, {"RAM": 5e9, "CPU": 8e9}, 1.0, 64)
+        assert all((floor.shared_seconds != floor.demand_seconds) is helps for floor in plan.tokens[1:])
 
 
 def test_a_resident_model_has_nothing_to_cover() -> None:
@@ -98,6 +104,7 @@ def test_a_persons_speed_is_taken_from_a_log() -> None:
         (["--block", "2GB", "--tier", "PCIe=1GB", "--typing", "1", "--keystrokes", "log"], "both"),
         (["--block", "2GB", "--tier", "PCIe=1GB", "--keystrokes", "no-such-log"], "no-such-log"),
         (["--tier", "moon=1GB"], "moon"),
+        (["--tier", "CPU=8GB", "--device", "cpu"], "int4 experts"),
         (["--fast-memory", "1KiB"], "at least"),
         (["--fast-memory", "lots"], "fast_memory"),
     ],

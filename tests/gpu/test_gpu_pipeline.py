@@ -1,5 +1,6 @@
 """A pipeline on a GPU: budgets and tiers change no bit, what is printed is what is there, and it ends cleanly."""
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,8 @@ def test_the_card_is_given_back(packs: dict[tuple[str, str], Path]) -> None:
     for _ in range(2):
         with Pipeline(packs["olmoe", "bf16"], **SETTINGS | {"fast_memory": "25%"}) as pipe:
             pipe.generate(PROMPT, **GREEDY)
-        del pipe
+            engine = weakref.ref(pipe.engine)
+        assert engine() is None and pipe.prediction is None, "a closed pipeline holds on to its engine"
     assert torch.cuda.memory_allocated() <= before + 2**20
 
 

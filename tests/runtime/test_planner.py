@@ -72,17 +72,19 @@ def test_floors_of_a_token_add_up_on_demand_and_overlap_at_best() -> None:
 
 def test_a_cpu_takes_what_lies_in_ram_off_the_link_until_both_end_at_once() -> None:
     ram, disk = Link("RAM", 10e9, 0.5), Link("disk", 2e9, 0.5)
-    assert shared_seconds(10**9, [Link("RAM", 10e9)], 10e9) == pytest.approx(0.1 / 2)
-    assert shared_seconds(10**9, [Link("RAM", 10e9)], 30e9) == pytest.approx(0.1 / 4)
-    assert shared_seconds(10**9, [disk], 30e9) == block_seconds(10**9, [disk])
-    assert shared_seconds(10**9, [ram, disk], 1e15) == pytest.approx(0.5 * 0.5)  # all of RAM, and the disk is left
-    assert shared_seconds(10**9, [], 1e9) == 0.0
+    quick = Link("RAM", 30e9)
+    assert shared_seconds(10**9, [Link("RAM", 10e9)], Link("RAM", 10e9)) == pytest.approx(0.1 / 2)
+    assert shared_seconds(10**9, [Link("RAM", 10e9)], quick) == pytest.approx(0.1 / 4)
+    assert shared_seconds(10**9, [disk], quick) == block_seconds(10**9, [disk])
+    assert shared_seconds(10**9, [ram, disk], Link("RAM", 1e15)) == pytest.approx(0.5 * 0.5)  # the disk's is left
+    assert shared_seconds(10**9, [], quick) == 0.0
+    assert shared_seconds(10**9, [ram], Link("page-locked RAM", 1e15)) == block_seconds(10**9, [ram])
 
 
 def test_floors_with_a_cpu_lie_between_waiting_and_computing() -> None:
     link = [Link("page-locked RAM", 25e9)]
     assert all(floor.shared_seconds is None for floor in token_floors(QWEN15, 0.25, 1000e9, link))
-    for floor in token_floors(QWEN15, 0.25, 1000e9, link, 25e9):
+    for floor in token_floors(QWEN15, 0.25, 1000e9, link, *link):
         compute = (2e9 + 96 * 17_301_504) / 1000e9
         assert floor.shared_seconds == pytest.approx((floor.demand_seconds + compute) / 2)
 

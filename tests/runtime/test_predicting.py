@@ -114,6 +114,7 @@ def test_a_switch_silences_everybody_and_the_trial_goes_on_where_it_was() -> Non
     run(decoder, 30)
     assert set(device.spoke[20:]) == {None} and choice.trials.left == left and choice.predictor is None
     choice.switch(on=True)
+    assert f"tried for 20 of {20 + left} tokens" in (choice.standing() or "")
     run(decoder, TRIAL - 20)
     assert verdicts[-1].chosen == 1
 
@@ -128,6 +129,8 @@ def test_the_line_says_how_far_a_trial_is() -> None:
     assert made.line() == "prediction: heads, 1 ahead and lookahead, 1 ahead, tried for 24 of 96 tokens"
     run(decoder, TRIAL - 24)
     assert made.lines() == ["prediction by heads, 1 ahead saves 8% per token (6.00 instead of 6.50 ms): on"]
+    choice.switch(on=False)
+    assert made.line() == "prediction: switched off"
 
 
 def test_clients_see_one_format_wherever_it_was_counted() -> None:

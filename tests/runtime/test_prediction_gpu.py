@@ -77,6 +77,12 @@ def test_a_model_never_seen_looks_ahead_with_its_own_routers() -> None:
     assert speaker_of(later, pack.spec, weights, 1) is None
 
 
+def test_a_row_of_more_experts_than_a_forecast_names_is_not_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steerpipe.runtime.prediction_gpu.NAMED", 3)
+    able: Any = SimpleNamespace(landing=SimpleNamespace(guesses=object()))
+    assert _why_not(able, nano()[0].spec, exact=True) == "for a row takes 4 experts, and a forecast on a GPU names 3"
+
+
 def test_it_is_said_why_nobody_predicts() -> None:
     spec = nano()[0].spec
 

@@ -11,19 +11,29 @@ from steerpipe.transfer.forecasts import PerfectPredictor, RecallPredictor
 from steerpipe.transfer.machine import Decoding, Disk, Looking, Machine
 from steerpipe.transfer.recorded import Recording, draw_recording
 from steerpipe.transfer.replay import Keep, replay
+from steerpipe.transfer.replay_report import ReplayReport
 from steerpipe.transfer.synthetic import SyntheticRouting
 from steerpipe.transfer.throttle import FIRST_REST, MOST_SILENT
 from tests.transfer.simulating import AlwaysSeven, machine, recording, total_seconds
 
 ALL_NEW = recording([[[0], [1]], [[2], [3]]])  # tc 0.5, tx 1: a miss takes 1.5, one that was guessed in time 1.0
+HITS = recording([[[0], [1]]] * 6)
 SECONDS = st.floats(0.0, 1.5)
-
 
 FINE = 0.01  # chunks that were under way, of a thousandth of a block each
 
 
-def finely(**rest: float | Looking) -> Machine:
+def finely(**rest: float | Looking | Disk | None) -> Machine:
     return machine(chunk_bytes=1, **rest)
+
+
+class SixAndSeven(AlwaysSeven):
+    def predict(self, token: int, layer: int, ahead: int) -> list[int]:
+        return [6, 7]
+
+
+def misled(looking: Looking, disk: Disk | None = None) -> ReplayReport:
+    return replay(HITS, finely(looking=looking, disk=disk), "lru", predictor=SixAndSeven(), warmup_tokens=3)
 
 
 def spent(source: Recording, figures: Machine, horizon: int = 1) -> float:
@@ -71,9 +81,8 @@ def test_without_a_predictor_only_the_ends_cost_anything() -> None:
 def test_a_tap_is_paid_in_every_layer_and_no_guess_moves_in_it() -> None:
     tapped = finely(looking=Looking(tap_seconds=0.2))
     assert spent(ALL_NEW, tapped) == pytest.approx(1.5 + 3 * 1.0 + 4 * 0.2, abs=FINE)
-    resident = total_seconds(
-        ALL_NEW, tapped, "lru", keep=Keep.ALL, predictor=PerfectPredictor(ALL_NEW.routing, 1)
-    )  # fmt: skip
+    seen = PerfectPredictor(ALL_NEW.routing, 1)
+    resident = total_seconds(ALL_NEW, tapped, "lru", keep=Keep.ALL, predictor=seen)
     assert resident == pytest.approx(4 * (0.5 + 0.2))
 
 
@@ -90,20 +99,22 @@ def test_a_forecast_is_late_where_its_layer_hits_and_in_time_where_it_waits_anyw
     assert spent(source, delayed) == pytest.approx(1.5 + 1.0 + 0.5 + 1.0 + 0.3)
 
 
-def test_a_forecast_that_comes_after_its_layer_sends_for_nobody() -> None:
-    source = recording([[[0], [1]], [[0], [1]], [[0], [2]]])
-    report = replay(
-        source, machine(looking=Looking(delay_seconds=0.6)), "lru", predictor=PerfectPredictor(source.routing, 1)
-    )  # fmt: skip
-    assert report.guesses_sent == 1  # of the second layer, while the first one's block was on its way
-
-
 def test_a_forecast_that_comes_late_sends_for_no_layer_that_has_come() -> None:
-    hits = recording([[[0], [1]]] * 6)
-    for delay, sends in ((0.4, True), (0.6, False)):
-        late = machine(looking=Looking(delay_seconds=delay))
-        report = replay(hits, late, "lru", predictor=AlwaysSeven(), warmup_tokens=2)
-        assert (report.guesses_sent > 0) is sends
+    assert misled(Looking(delay_seconds=0.4)).guesses_sent > 0
+    assert misled(Looking(delay_seconds=0.6)).guesses_sent == 0
+
+
+def test_a_guess_is_cut_when_its_layer_comes_though_the_next_forecast_is_late() -> None:
+    assert misled(Looking(delay_seconds=0.3)).guess_bytes_per_token == pytest.approx(2 * 200, abs=4)
+
+
+def test_a_delay_counts_from_the_router_and_not_from_the_end_of_its_tap() -> None:
+    assert misled(Looking(0.2, 0.3)).guess_bytes_per_token == pytest.approx(2 * 400, abs=4)
+
+
+def test_no_guess_is_read_from_the_disk_while_a_tap_is_computed() -> None:
+    free, tapped = (misled(Looking(tap), Disk(100.0, 24)).disk_bytes_per_token for tap in (0.0, 0.5))
+    assert free > 0 and tapped == pytest.approx(free, abs=4)
 
 
 def test_a_forecast_that_is_under_way_when_a_step_stops_is_dropped() -> None:
@@ -117,6 +128,8 @@ def test_farther_guesses_move_on_until_the_next_forecast_is_there() -> None:
     one, two = (spent(source, figures, horizon) for horizon in (1, 2))
     # Two ahead the fifth layer's tap speaks at 0.4 and its guess for the seventh moves on through the sixth's delay.
     assert two == pytest.approx(one - 0.5)
+    stops = replace(figures, looking=replace(figures.looking, stops=True))
+    assert spent(source, stops, 2) == pytest.approx(one - 0.2)  # a chunk under way
 
 
 def test_no_more_is_sent_for_than_a_forecast_may() -> None:
@@ -188,12 +201,9 @@ def test_more_of_a_cost_is_never_quicker(
 def test_costs_that_cannot_be_are_refused(looking: Looking, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         machine(looking=looking)
-
-
-@pytest.mark.parametrize("name", ["end_seconds", "between_seconds"])
-def test_ends_that_cannot_be_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=name):
-        machine(**{name: -1.0})
+    for name in ("end_seconds", "between_seconds"):
+        with pytest.raises(ConfigError, match=name):
+            machine(**{name: -1.0})
 
 
 @settings(deadline=None, max_examples=60)

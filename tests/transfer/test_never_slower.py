@@ -26,8 +26,8 @@ def ratio(stated: StatedMachine, predictor: RecallPredictor, *, throttled: bool)
 
 def paid(stated: StatedMachine, predictor: Predictor) -> float:
     """The same where looking ahead costs what it did on an H200, and a host stands between two tokens."""
-    looking = Looking(tap_seconds=7.3e-6, delay_seconds=27.5e-6, most=2, stops=True)
-    machine = replace(stated.machine(ROUTING.all_experts), looking=looking, between_seconds=0.47e-3)
+    looking = Looking(tap_seconds=5.7e-6, delay_seconds=41e-6, most=2, stops=True)
+    machine = replace(stated.machine(ROUTING.all_experts), looking=looking, between_seconds=0.41e-3)
     none = replay(ROUTING, machine).tpot_mean_seconds
     return replay(ROUTING, machine, predictor=predictor, throttled=True).tpot_mean_seconds / none
 

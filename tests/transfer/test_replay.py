@@ -139,24 +139,23 @@ def test_a_comparison_is_json_and_a_table() -> None:
     assert f"{comparison.runs[1].tpot_mean_seconds * 1e3:.2f}" in shown
 
 
-def test_a_table_says_what_decoding_and_asking_take() -> None:
+def shown(figures: Machine) -> str:
     recording = draw_recording(SyntheticRouting(tokens=6, layers=2, experts=12, top_k=2))
-    figures = replace(MACHINE, ask_seconds=2e-4, decoding=Decoding(5e-4))
     console = Console(file=io.StringIO(), width=200)
     console.print(render(compare(recording, ReplayOptions(figures, policies=("lru",)))))
-    shown = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
-    assert "one block takes 1 ms and 0.5 ms to decode" in shown
-    assert "asks 0.2 ms for what it misses" in shown
-    assert "looking ahead" not in shown and "between two tokens" not in shown
+    return " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
 
 
-def test_a_table_says_what_looking_ahead_takes() -> None:
-    recording = draw_recording(SyntheticRouting(tokens=6, layers=2, experts=12, top_k=2))
-    figures = replace(MACHINE, looking=Looking(7e-6, 27e-6), end_seconds=1e-4, between_seconds=4e-4)
-    console = Console(file=io.StringIO(), width=200)
-    console.print(render(compare(recording, ReplayOptions(figures, policies=("lru",)))))
-    shown = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
-    assert "looking ahead takes 0.007 ms of it and speaks after 0.027 ms; 0.5 ms lie between two tokens" in shown
+def test_a_table_says_what_a_machine_takes_and_no_more() -> None:
+    decodes = shown(replace(MACHINE, ask_seconds=2e-4, decoding=Decoding(5e-4)))
+    assert "one block takes 1 ms and 0.5 ms to decode" in decodes
+    assert "asks 0.2 ms for what it misses" in decodes
+    assert not any(word in decodes for word in ("looking ahead", "between two tokens", "CPU"))
+    looks = shown(replace(MACHINE, looking=Looking(7e-6, 27e-6), end_seconds=1e-4, between_seconds=4e-4))
+    assert "looking ahead adds 0.007 ms and speaks after 0.027 ms; 0.5 ms lie between two tokens" in looks
+    computes = shown(replace(MACHINE, cpu_seconds=1e-3))
+    assert "a CPU computes a missing block in 1 ms" in computes
+    assert "link ┃ CPU ┃" in computes and "41% │ 46% │" in computes
 
 
 def test_an_unknown_policy_is_refused_before_anything_runs() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from steerpipe.core.errors import ConfigError
 from steerpipe.transfer.comparison import ReplayOptions, compare
-from steerpipe.transfer.machine import Disk
+from steerpipe.transfer.machine import Decoding, Disk
 from steerpipe.transfer.recorded import draw_recording
 from steerpipe.transfer.replay import replay
 from steerpipe.transfer.synthetic import SyntheticRouting
@@ -39,6 +39,19 @@ def test_what_is_on_the_disk_only_is_not_computed() -> None:
     figures = machine(cpu_seconds=0.1, disk=Disk(1000.0, 24))
     assert replay(FOUR, figures, by_cpu=True).computed == 0
     assert replay(FOUR, replace(figures, disk=None), by_cpu=True).computed > 0
+
+
+def test_what_a_cpu_computed_is_no_expert_of_the_device() -> None:
+    report = replay(FOUR, machine(cpu_seconds=1.0, expert_seconds=0.1), by_cpu=True)
+    assert report.stall_seconds_per_token == pytest.approx(1.9)
+
+
+def test_a_cpu_begins_when_the_layer_has_asked() -> None:
+    assert total_seconds(FOUR, machine(cpu_seconds=0.25, ask_seconds=0.4), by_cpu=True) == pytest.approx(0.5 + 0.4 + 1)
+
+
+def test_a_block_that_is_decoded_costs_the_link_both() -> None:
+    assert replay(FOUR, machine(cpu_seconds=2.0, decoding=Decoding(1.0)), by_cpu=True).computed == 2
 
 
 def test_a_cpu_that_nobody_asks_computes_nothing() -> None:

@@ -165,12 +165,14 @@ def _svg(figure: "Figure") -> str:
 
 
 def slim(svg: str) -> str:
-    """The same picture in fewer bytes: short numbers, one line, styles that come often written once."""
+    """The same picture in fewer bytes: short numbers and names, one line, styles that come often written once."""
     rounded = _FRACTION.sub(lambda number: f"{float(number[0]):.2f}", svg)
     rounded = _PLACE.sub(lambda place: re.sub(r"\d+\.\d+", lambda at: f"{float(at[0]):.1f}", place[0]), rounded)
     line = " ".join(re.sub(r">\s+<", "><", rounded).split())
     often = [style for style, count in Counter(_STYLE.findall(line)).items() if count > 2]
     own = f"p{zlib.crc32(line.encode()) & 0xFFFF:x}"  # pictures of one page do not share their classes
+    for number, name in enumerate(dict.fromkeys(re.findall(r'id="([mp][0-9a-f]{10})"', line))):
+        line = line.replace(name, f"{own}{number}")
     names = {style: f"{own}-{number}" for number, style in enumerate(often)}
     line = _STYLE.sub(lambda found: f' class="{names[found[1]]}"' if found[1] in names else found[0], line)
     rules = "".join(f".{name}{{{style}}}" for style, name in names.items())

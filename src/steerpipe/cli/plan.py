@@ -9,6 +9,7 @@ import typer
 
 from steerpipe.cli.shared import Debug, Json, Model, app, guarded, quiet_transformers
 from steerpipe.core.errors import ConfigError, InputError
+from steerpipe.core.quality import MissPolicy, check_cpu
 from steerpipe.core.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -24,7 +25,10 @@ def plan(
     block: Annotated[str | None, typer.Option(help="plan for a block of this size instead of a model: 2GB")] = None,
     tier: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=RATE per second, such as PCIe=31.5GB; for a model it replaces a measured rate"),
+        typer.Option(
+            help="NAME=RATE per second, such as PCIe=31.5GB; for a model it replaces a measured rate, and CPU=RATE "
+            "lets the CPU compute what is missing"
+        ),
     ] = None,
     typing: Annotated[float | None, typer.Option(help="tokens that a person types per second")] = None,
     keystrokes: Annotated[Path | None, typer.Option(help="keystroke log to take that from")] = None,
@@ -130,6 +134,8 @@ def _measured(placement: "Placement", given: dict[str, float]) -> dict[str, floa
 
     if unknown := given.keys() - set(PLACES):
         raise ConfigError(f"--tier {', '.join(sorted(unknown))}", fix=f"the places are {', '.join(PLACES)}")
+    if "CPU" in given:
+        check_cpu([MissPolicy.CPU], placement.form)
     known = dict(given)
     if FAST not in known or (placement.device == "cpu" and "RAM" not in known):
         found = memory_rates(torch.device(placement.device))

@@ -1,6 +1,8 @@
 """`steerpipe replay`: a recorded run on a simulated machine, on a virtual clock."""
 
 import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -78,17 +80,29 @@ def replay(
                 "--experts without a trace", fix="leave it out: it says how many experts a layer of a trace has"
             )
         recalls = _recalls(recall)
+        _check(0, {
+            "--layer-ms": layer_ms, "--latency-us": latency_us, "--ask-us": ask_us, "--decode-us": decode_us,
+            "--beside-us": beside_us, "--end-us": end_us, "--between-us": between_us, "--cpu-us": cpu_us,
+            "--tap-us": tap_us, "--delay-us": delay_us,
+        })  # fmt: skip
+        sizes = {"--block": block, "--link": link, "--chunk": chunk, "--guess-link": guess_link}
+        amounts = {flag: parse_bytes(text) for flag, text in sizes.items() if text is not None}
+        _check(1, amounts | {"--guesses": guesses})
+        looks = {"--tap-us": tap_us, "--delay-us": delay_us, "--guess-link": guess_link, "--guesses": guesses}
+        ignored = [flag for flag, value in {**looks, "--stops": stops}.items() if value]
+        if ignored and not (recalls or perfect):
+            raise ConfigError(f"{', '.join(ignored)} without a predictor", fix="add --recall .8 or --perfect 1")
         drawn = SyntheticRouting(tokens=tokens, seed=seed)
         recording = _recorded(trace, experts, tokens) if trace else draw_recording(drawn)
         machine = Machine(
             slots=slots_of_share(residency, recording.all_experts),
-            block_bytes=parse_bytes(block),
-            link_bytes_per_second=parse_bytes(link),
+            block_bytes=amounts["--block"],
+            link_bytes_per_second=amounts["--link"],
             layer_seconds=layer_ms / 1e3,
             ask_seconds=ask_us / 1e6,
             latency_seconds=latency_us / 1e6,
             decoding=Decoding(decode_us / 1e6) if decode_us else None,
-            chunk_bytes=parse_bytes(chunk),
+            chunk_bytes=amounts["--chunk"],
             beside_seconds=beside_us / 1e6,
             end_seconds=end_us / 1e6,
             cpu_seconds=None if cpu_us is None else cpu_us / 1e6,
@@ -97,7 +111,7 @@ def replay(
                 tap_seconds=tap_us / 1e6,
                 delay_seconds=delay_us / 1e6,
                 most=guesses,
-                bytes_per_second=None if guess_link is None else parse_bytes(guess_link),
+                bytes_per_second=amounts.get("--guess-link"),
                 stops=stops,
             ),
         )
@@ -109,6 +123,12 @@ def replay(
             Console().print(render(comparison))
 
     guarded(run, debug)
+
+
+def _check(least: int, given: Mapping[str, float | None]) -> None:
+    for flag, value in given.items():
+        if value is not None and not least <= value < math.inf:
+            raise ConfigError(f"{flag} is {value}", fix=f"give {least} or more")
 
 
 def _recorded(trace: Path, experts: int | None, tokens: int) -> "Recording":

@@ -123,7 +123,7 @@ class Pipeline:
         weights = build_weights(self.spec, self._pack.family.names, self._pack.dense(dtype), dtype, device)
         if device.type == "cuda":
             return self._build_cuda(config, chosen, weights, sink, progress, timeline)
-        forecast = None if self.budget.resident else reuse_for(self.folder, self.spec, self._pack.manifest.source)
+        forecast = self._reuse(config)
         policy = settle_policy(config.policy, forecast)
         experts = open_experts(self._pack, self.budget, policy, dtype, device, progress)
         if isinstance(experts.source, LadderSource):
@@ -143,7 +143,7 @@ class Pipeline:
         from steerpipe.runtime.reuse_gpu import ListeningReuse, attach_reuse, policy_on_gpu
 
         device, dtype = weights.embed.device, weights.embed.dtype
-        forecast = None if self.budget.resident else reuse_for(self.folder, self.spec, self._pack.manifest.source)
+        forecast = self._reuse(config)
         policy = policy_on_gpu(config.policy, forecast)
         copier = None if timeline is None else timed_copier(device)
         blocks = open_blocks(self._pack, self.budget, policy, device, progress, lossy=chosen is not None, copier=copier)
@@ -165,9 +165,16 @@ class Pipeline:
         )
         if isinstance(policy, ListeningReuse):
             self.prediction.eviction = policy.line
+            policy.disturbed = lambda: predicting is not None and predicting.trying
         whole = predicting or decoder
         joined = whole if timeline is None or copier is None else record_on_gpu(whole, decoder, copier, timeline)
         return self._join(joined, blocks, pool, config, sink)
+
+    def _reuse(self, config: EngineConfig) -> ReuseForecast | None:
+        """Where experts are evicted, or somebody asks for it by name."""
+        if self.budget.resident and config.policy != "reuse":
+            return None
+        return reuse_for(self.folder, self.spec, self._pack.manifest.source)
 
     def _tap(
         self, source: ExpertSource, weights: ModelWeights, forecast: ReuseForecast | None, config: EngineConfig,
@@ -307,6 +314,7 @@ class Pipeline:
             parts.ladder.close()
         del parts
         if self.config.device == "cuda":  # torch keeps what it frees, and the next pipeline would find no room
+            self.prediction = None  # it knows the decoder
             gc.collect()
             torch.cuda.empty_cache()
 

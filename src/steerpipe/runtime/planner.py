@@ -92,29 +92,28 @@ def block_seconds(block_bytes: int, links: Sequence[Link]) -> float:
     return sum(link.share * block_bytes / link.bytes_per_second for link in links)
 
 
-def shared_seconds(block_bytes: int, links: Sequence[Link], cpu_rate: float) -> float:
-    """As `block_seconds`, while a CPU computes what lies in RAM at `cpu_rate`: both end at once, or RAM is empty."""
+def shared_seconds(block_bytes: int, links: Sequence[Link], cpu: Link) -> float:
+    """As `block_seconds`, while a CPU computes what lies in `cpu`'s place: both end at once, or none is left there."""
     every = block_seconds(block_bytes, links)
-    near = [link for link in links if link.name != DISK and link.share > 0]
-    in_ram = sum(link.share for link in near)
-    if not in_ram:
+    near = next((link for link in links if link.name == cpu.name), None)
+    if near is None:
         return every
-    saved = block_seconds(block_bytes, near) / in_ram  # of the link, by a block that the CPU takes
-    taken = min(in_ram, every / (saved + block_bytes / cpu_rate))
+    saved = block_bytes / near.bytes_per_second  # of the link, by a block that the CPU takes
+    taken = min(near.share, every / (saved + block_bytes / cpu.bytes_per_second))
     return every - taken * saved
 
 
 def token_floors(
-    geometry: Geometry, resident_share: float, memory_rate: float, links: Sequence[Link], cpu_rate: float | None = None
+    geometry: Geometry, resident_share: float, memory_rate: float, links: Sequence[Link], cpu: Link | None = None
 ) -> tuple[Floor, ...]:
     """Of one decoded token: with all hits, as recorded, with a cache no better than chance, and with none.
 
-    Compute is the time to read every weight that the token uses once, at `memory_rate`. `cpu_rate`: bytes of blocks
-    that a CPU beside the fast memory computes per second where they lie.
+    Compute is the time to read every weight that the token uses once, at `memory_rate`. `cpu`: where a CPU beside
+    the fast memory computes blocks as they lie, and how many bytes of them per second.
     """
     compute = (geometry.dense_bytes + geometry.routed * geometry.slot_bytes) / memory_rate
     each = block_seconds(geometry.block_bytes, links)
-    split = None if cpu_rate is None else shared_seconds(geometry.block_bytes, links, cpu_rate)
+    split = None if cpu is None else shared_seconds(geometry.block_bytes, links, cpu)
     assumed = {"every expert is there": 1.0}
     if resident_share < 1:
         assumed["hits as recorded of nano (LFRU)"] = expected_hits(resident_share)

@@ -33,6 +33,7 @@ class Placement:
 
     folder: Path
     device: str
+    form: str  # of the experts' blocks
     geometry: Geometry
     budget: ExpertBudget
     memory: tuple[MemoryRow, ...]
@@ -95,7 +96,8 @@ def place_model(folder: Path, config: EngineConfig) -> Placement:
         0 if spec.tied_embeddings else spec.vocab * spec.hidden
     )  # of it, a token needs a row
     geometry = _geometry(spec, experts, read * ITEM_BYTES[settled.dtype])
-    return Placement(folder, settled.device, geometry, budget, memory_rows(settled, facts, budget, experts))
+    rows = memory_rows(settled, facts, budget, experts)
+    return Placement(folder, settled.device, layouts[0].format.value, geometry, budget, rows)
 
 
 def plan_placement(
@@ -106,7 +108,9 @@ def plan_placement(
     """
     geometry, resident = placement.geometry, placement.resident_share
     links = links_of(placement, rates)
-    tokens = token_floors(geometry, resident, memory_rate, links, rates.get(CPU))
+    computes = "page-locked RAM" if placement.device == "cuda" else "RAM"
+    cpu = Link(computes, rates[CPU]) if CPU in rates else None
+    tokens = token_floors(geometry, resident, memory_rate, links, cpu)
     generated = 1 / tokens[min(1, len(tokens) - 1)].demand_seconds  # as recorded, where anything is ever missing
     lengths = sorted({prompt_tokens, min(prompt_tokens, LAST_CELL_TOKENS)}, reverse=True)
     every = geometry.layers * geometry.experts

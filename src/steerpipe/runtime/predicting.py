@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from steerpipe.model.spec import ModelSpec
     from steerpipe.model.step import StepRows
 
-FIRST_REST_TOKENS = 512  # between two trials; the policy of eviction has its own meanwhile
+FIRST_REST_TOKENS = 512  # between two trials; the policy of eviction has its own, and waits while one is on
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,10 @@ class Choice:
 
     def observe(self, seconds: float) -> None:
         """A step of one row took so long; what it took does not count unless it was `timed`."""
+        if not self._on:
+            return
         self._steps += 1
-        verdict = self.trials.observe(seconds) if self._on else None
+        verdict = self.trials.observe(seconds)
         if verdict is not None:
             self._report(verdict)
 
@@ -122,10 +124,11 @@ class PredictingDecoder:
     """A StepDecoder: another one, in whose steps of one row somebody predicts."""
 
     def __init__(
-        self, decoder: Replaying, choice: Choice, wait: Callable[[], None] = torch.cuda.synchronize,
+        self, decoder: Replaying, choice: Choice, wait: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
-        """`wait`: until the device has finished."""
+        """`wait`: until the step has been computed; copies for the next one may go on."""
+        wait = wait or (lambda: torch.cuda.current_stream().synchronize())
         self._decoder, self._choice, self._wait, self._clock = decoder, choice, wait, clock
 
     @property
@@ -135,6 +138,11 @@ class PredictingDecoder:
     @property
     def rows_device(self) -> torch.device:
         return self._decoder.rows_device
+
+    @property
+    def trying(self) -> bool:
+        """Whether predictors are on trial in the next step."""
+        return self._choice.timed
 
     def forward(
         self, rows: "StepRows", experts: "BlockSource", wanted: Sequence[int], sink: "RoutingSink | None" = None

@@ -135,6 +135,8 @@ class Prediction:
 
     def line(self) -> str | None:
         """What is to be said about it, if there is anything."""
+        if self.steering is not None and not self.steering.on:
+            return "prediction: switched off"
         return self.verdicts[-1].line() if self.verdicts else self.standing()
 
     def lines(self) -> list[str]:
@@ -150,6 +152,7 @@ class Prediction:
         return {
             "predictor": None if steering.predictor is None else steering.predictor.name,
             "trial": verdict and {"seconds_per_token": dict(zip(verdict.names, verdict.seconds, strict=True))},
+            "eviction": self.eviction(),
             "scores": {name: score_json(card.total(name), card.layers(name)) for name in card.names},
         }
 
@@ -157,7 +160,11 @@ class Prediction:
 def score_json(total: Score, layers: Sequence[Score]) -> dict[str, Any]:
     """`layers`: what was missing, named and sent for, by layer, in the model's order."""
     told = ("missing", "foreseen", "sent", "used")
-    shares = {name: getattr(total, name) for name in ("recall", "recall_on_misses", "precision")}
+    shares = {
+        "recall": total.recall,
+        "recall_on_misses": total.recall_on_misses if total.missing else None,
+        "precision": total.precision if total.sent else None,
+    }
     return asdict(total) | shares | {"layers": {name: [getattr(each, name) for each in layers] for name in told}}
 
 

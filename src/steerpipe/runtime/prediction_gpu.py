@@ -14,6 +14,7 @@ from torch import Tensor
 
 from steerpipe.core.blocks import BlockSource
 from steerpipe.model.gpu.decoder import GpuDecoder
+from steerpipe.model.gpu.fetching import NAMED
 from steerpipe.model.gpu.predicted import LayerCounts, PredictedStep, count
 from steerpipe.model.gpu.tap import Forecaster, Head, Lookahead
 from steerpipe.model.spec import ModelSpec
@@ -50,6 +51,9 @@ def predict_on_gpu(
     most = 1 if source.landing is not None else None
     found = predictors_for(spec, weights, folder, pack.manifest.source)
     speakers = [each for predictor in found if (each := speaker_of(predictor, spec, weights, most)) is not None]
+    if not speakers:
+        made.standing = lambda: "prediction: none, for the model's predictors look at what graphs on a GPU do not show"
+        return made, None
     scores = GpuScores(decoder, speakers)
     choice = Choice(speakers, scores, made.verdicts.append)
     made.steering, made.standing = choice, choice.standing
@@ -63,6 +67,8 @@ def _why_not(source: BlockSource, spec: ModelSpec, *, exact: bool) -> str | None
     if geometry_of(spec) is None:
         return "for layers differ in their experts, or there is one alone"
     landing, top_k = source.landing, spec.moe(spec.moe_layers[0]).top_k
+    if top_k > NAMED:
+        return f"for a row takes {top_k} experts, and a forecast on a GPU names {NAMED}"
     able = source.serves(top_k) if landing is None else landing.guesses is not None
     return None if able else "for there are too few slots to bring experts ahead of time"
 
@@ -147,6 +153,7 @@ class GpuScores:
         self._names = {each.predictor: each.name for each in speakers}
         self._card = Scorecard(len(decoder.spec.moe_layers))
         self._steps: defaultdict[str, list[PredictedStep]] = defaultdict(list)
+        self._counted: dict[str, PredictedStep] = {}  # the last one, for what it said of the next step's first layer
         decoder.noted = self.note
 
     def note(self, step: PredictedStep) -> None:
@@ -166,4 +173,5 @@ class GpuScores:
 
     def _count(self, name: str) -> None:
         steps, self._steps[name] = self._steps[name], []
-        self._card.add(name, np.stack(count(steps), axis=1))
+        self._card.add(name, np.stack(count(steps, self._counted.get(name)), axis=1))
+        self._counted[name] = steps[-1]

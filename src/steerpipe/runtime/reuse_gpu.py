@@ -35,6 +35,7 @@ class ListeningReuse(Reuse):
         """`experts` of `layers` even layers. `tried`: against LFRU; else it is always on."""
         super().__init__(experts, half_life_tokens)
         self.newest: Callable[[], NDArray[np.float32] | None] = lambda: None
+        self.disturbed: Callable[[], bool] = lambda: False  # while somebody else is on trial, steps take what he takes
         self.verdict: Verdict | None = None
         self._clock, self._tried = clock, tried
         self._last_layer = experts - experts // layers  # number of its first expert
@@ -57,7 +58,7 @@ class ListeningReuse(Reuse):
         While ways take turns the branch stays, which costs nothing that can be measured: a graph without it would have
         to be captured in the middle of an answer.
         """
-        if self._tried and again and self._spent is not None and self._steps > WARM_TOKENS:
+        if self._tried and again and self._spent is not None and self._steps > WARM_TOKENS and not self.disturbed():
             self.verdict = self._trials.observe(self._spent) or self.verdict
         self._steps += 1
         self._spent, self._begun = None, self._clock()

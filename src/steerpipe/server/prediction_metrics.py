@@ -23,8 +23,11 @@ def prediction_families(state: PredictionState, counters: LadderCounters | None)
     yield counter(f"{NAME}missing_total", "Routed experts that were not in fast memory when guessed.", missing,
                   "predictor")  # fmt: skip
     yield counter(f"{NAME}foreseen_total", "Of them, those that were named.", foreseen, "predictor")
-    recall = {name: score.recall_on_misses for name, score in scores.items()}
-    yield gauge(f"{NAME}recall_on_misses", "Foreseen by missing.", recall, "predictor")
+    recall = {name: score.recall for name, score in scores.items() if score.routed}
+    yield gauge(f"{NAME}recall", "Named by routed.", recall, "predictor")
+    on_misses = {name: score.recall_on_misses for name, score in scores.items() if score.missing}
+    yield gauge(f"{NAME}recall_on_misses", "Foreseen by missing, where it is known what is missing.", on_misses,
+                "predictor")  # fmt: skip
     if counters is not None:
         outcomes = asdict(state.guessed(counters))
         yield gauge(f"{NAME}bytes", "Moved for a guess: in time, late, or not used so far.", outcomes, "outcome")

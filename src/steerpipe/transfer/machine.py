@@ -1,11 +1,14 @@
 """A machine in figures: what the simulator runs on. Pure."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from steerpipe.core.errors import ConfigError
 from steerpipe.core.geometry import SMALLEST_SLOTS
+
+T = TypeVar("T")
 
 _SECONDS = (
     "layer_seconds", "expert_seconds", "ask_seconds", "beside_seconds", "latency_seconds", "end_seconds",
@@ -45,7 +48,15 @@ class Looking:
     delay_seconds: float = 0.0  # from a router's decision until the forecast made of it is there
     most: int | None = None  # blocks that one forecast sends for; None: as many as it names
     bytes_per_second: float | None = None  # of a guess; None: the link's
-    stops: bool = False  # a router's decision and a token's end stop what moves; else it moves on while a host asks
+    stops: bool = False  # a router's decision and a token's end stop guesses until the next forecast is there
+
+    def sends(self, wanted: Sequence[T], there: Sequence[bool]) -> Iterator[T]:
+        """What is there, to be spared, and the first `most` that are not."""
+        sent = 0
+        for each, here in zip(wanted, there, strict=True):
+            if here or self.most is None or sent < self.most:
+                sent += not here
+                yield each
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +94,10 @@ class Machine:
     def _rules(self) -> Iterator[tuple[str, bool, str]]:
         for name in ("block_bytes", "link_bytes_per_second", "chunk_bytes"):
             yield f"{name} = {getattr(self, name)}", 0 < getattr(self, name) < math.inf, "above 0 and finite"
-        for name in _SECONDS:
-            yield f"{name} = {getattr(self, name)}", 0 <= getattr(self, name) < math.inf, "0 or more and finite"
-        looking = self.looking
-        for name in ("tap_seconds", "delay_seconds"):
-            yield f"{name} = {getattr(looking, name)}", 0 <= getattr(looking, name) < math.inf, "0 or more and finite"
-        cpu = self.cpu_seconds
-        yield f"cpu_seconds = {cpu}", cpu is None or 0 <= cpu < math.inf, "0 or more and finite"
+        looking, seconds = self.looking, {name: getattr(self, name) for name in _SECONDS}
+        seconds |= {"tap_seconds": looking.tap_seconds, "delay_seconds": looking.delay_seconds}
+        for name, value in (seconds | {"cpu_seconds": self.cpu_seconds or 0.0}).items():
+            yield f"{name} = {value}", 0 <= value < math.inf, "0 or more and finite"
         yield f"most guesses = {looking.most}", looking.most is None or looking.most >= 1, "1 or more"
         rate = looking.bytes_per_second
         yield f"rate of guesses = {rate}", rate is None or 0 < rate < math.inf, "above 0 and finite"

@@ -5,17 +5,14 @@ save is its expert's probability, whatever its size and its layer: the most conf
 some of it fits into the link time that is left before its layer, after the guesses taken before it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from steerpipe.core.events import Forecast
 from steerpipe.core.ids import ExpertId
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +53,6 @@ def plan(forecasts: Sequence[Forecast], ready: Sequence[NDArray[np.bool_]], limi
     offers.sort(key=lambda guess: (-guess.probability, guess.deadline, guess.expert))
     sent = _fitting(offers, limits, now)
     return Plan(sent, (*protect, *(guess.expert for guess in sent)))
-
-
-def first_absent(wanted: Sequence[T], there: Sequence[bool], most: int | None) -> Iterator[T]:
-    """What is there, to be spared, and the first `most` that are not; all of them with None."""
-    sent = 0
-    for each, here in zip(wanted, there, strict=True):
-        if here or most is None or sent < most:
-            sent += not here
-            yield each
 
 
 def _fitting(offers: Sequence[Guess], limits: PlanLimits, now: float) -> tuple[Guess, ...]:

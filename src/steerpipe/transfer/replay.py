@@ -111,10 +111,10 @@ class _Run:
         ladder.now = token + layer / self.layers
         routed = [row[each] for each in self.routed[token][layer]]
         begin = ladder.time
-        ladder.step = float(token * self.layers + layer)
+        ladder.come(float(token * self.layers + layer))
         tap = self._tap()
         if self.machine.ask_seconds and any(ladder.table.state(each) is Residency.ABSENT for each in routed):
-            ladder.run_until(ladder.time + self.machine.ask_seconds, guesses=not self.machine.looking.stops)
+            ladder.run_until(ladder.time + self.machine.ask_seconds)
         absent = self._settle(routed)
         if self.predictor is not None:
             wanted = self._expected(token, layer, self.predictor) if self._may_guess(layer, routed) else ()

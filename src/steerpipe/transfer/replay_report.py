@@ -35,8 +35,12 @@ class ReplayReport:
     computed: int = 0  # of the misses: by a CPU, where they lie
 
     @property
+    def uses(self) -> int:
+        return self.hits + self.late + self.misses
+
+    @property
     def hit_rate(self) -> float:
-        return self.hits / (self.hits + self.late + self.misses)
+        return self.hits / self.uses
 
     @property
     def guess_precision(self) -> float:
@@ -78,10 +82,11 @@ def render(comparison: Comparison) -> Table:
         caption_justify="left",
     )
     table.add_column("run")
-    for heading in _HEADINGS:
+    beside = machine.cpu_seconds is not None
+    for heading in (*_HEADINGS, *(["CPU"] if beside else [])):
         table.add_column(heading, justify="right")
     for run in comparison.runs:
-        table.add_row(*_row(run))
+        table.add_row(*_row(run), *([f"{run.computed / run.uses:.0%}"] if beside else []))
     return table
 
 
@@ -94,20 +99,21 @@ def _caption(machine: Machine) -> str:
         layer += f", and asks {machine.ask_seconds * 1e3:.3g} ms for what it misses"
     looking = machine.looking
     if looking.tap_seconds or looking.delay_seconds:
-        layer += f"; looking ahead takes {looking.tap_seconds * 1e3:.3g} ms of it and speaks after "
+        layer += f"; looking ahead adds {looking.tap_seconds * 1e3:.3g} ms and speaks after "
         layer += f"{looking.delay_seconds * 1e3:.3g} ms"
+    if machine.cpu_seconds is not None:
+        layer += f"; a CPU computes a missing block in {machine.cpu_seconds * 1e3:.3g} ms"
     if apart := machine.end_seconds + machine.between_seconds:
         layer += f"; {apart * 1e3:.3g} ms lie between two tokens"
     return f"{block}, {layer}; used: share of guessed blocks"
 
 
 def _row(run: ReplayReport) -> list[str]:
-    uses = run.hits + run.late + run.misses
     times = (run.tpot_mean_seconds, run.tpot_p95_seconds, run.stall_seconds_per_token)
     return [
         run.name,
         *(f"{seconds * 1e3:.2f}" for seconds in times),
-        *(f"{count / uses:.0%}" for count in (run.hits, run.late)),
+        *(f"{count / run.uses:.0%}" for count in (run.hits, run.late)),
         f"{(run.demand_bytes_per_token + run.guess_bytes_per_token) / 1e6:.4g}",
         f"{run.guess_precision:.0%}" if run.guesses_sent else "–",
         f"{run.link_utilisation:.0%}",

@@ -15,7 +15,6 @@ from steerpipe.store.policies import Policy
 from steerpipe.store.residency import Residency, SlotTable
 from steerpipe.transfer.lane import Decoder, Lane
 from steerpipe.transfer.machine import Machine
-from steerpipe.transfer.plan import first_absent
 from steerpipe.transfer.queue import Outcome, Reason, Transfer
 
 
@@ -28,8 +27,7 @@ class SimulatedLadder:
         self.machine = machine
         self.time = 0.0
         self.now = 0.0  # in tokens: the table's clock
-        self.evictions = 0
-        self.guesses_sent = 0
+        self.evictions = self.guesses_sent = 0
         self.unused: set[ExpertId] = set()  # in a slot by a guess; who uses one takes it out
         self.sent: set[ExpertId] = set()  # guesses that were begun; who counts them takes them out
         self.step = -1.0  # the layer that has come last, as deadlines count
@@ -75,12 +73,16 @@ class SimulatedLadder:
         """(expert, deadline), nearest first: what is now expected. Guesses in flight that are not of it are cut."""
         to_come = [each for each in wanted if each[1] > self.step]
         there = [self.table.state(expert) is Residency.READY for expert, _ in to_come]
-        self._guesses, self._stopped = deque(first_absent(to_come, there, self.machine.looking.most)), False
+        self._guesses, self._stopped = deque(self.machine.looking.sends(to_come, there)), False
         expected = {expert for expert, _ in self._guesses}
         self.table.protect(expected)
         for expert, transfer in list(self._fetching.items()):
             if transfer.reason is not Reason.DEMAND and expert not in expected:
                 self._withdraw(expert)
+
+    def come(self, step: float) -> None:
+        """A router decides. Where that stops guesses, none moves before the next forecast is there."""
+        self.step, self._stopped = step, self.machine.looking.stops
 
     def stop(self) -> None:
         """No guess moves before the next forecast that is asked for after this. What has come of a block stays."""
@@ -158,13 +160,12 @@ class SimulatedLadder:
         """Begins a guess, or revives one that was withdrawn and has not landed."""
         state = self.table.state(expert)
         if state is Residency.ABSENT:
-            sent = self._begin(expert, Reason.PREFETCH, deadline, transient=True)
-            if sent:
-                self.guesses_sent += 1
-                self.unused.add(expert)
-                self.sent.add(expert)
-            return sent
-        if state is Residency.LOADING and self._fetching[expert].reason is not Reason.DEMAND:
+            if not self._begin(expert, Reason.PREFETCH, deadline, transient=True):
+                return False
+            self.guesses_sent += 1
+            self.unused.add(expert)
+            self.sent.add(expert)
+        elif state is Residency.LOADING and self._fetching[expert].reason is not Reason.DEMAND:
             self._fetch(Transfer(expert, Reason.PREFETCH, deadline, self.machine.block_bytes))
         return True
 
@@ -193,8 +194,7 @@ class SimulatedLadder:
     def _through_ram(self, transfer: Transfer) -> None:
         """Reads from the disk what is not in RAM, and goes on over the link when it is."""
         assert self.ram is not None and self.disk is not None, "this machine has one tier"
-        expert = transfer.expert
-        state = self.ram.state(expert)
+        expert, state = transfer.expert, self.ram.state(transfer.expert)
         if expert in self._without_ram:
             self._without_ram.remove(expert)
         if state is Residency.READY:

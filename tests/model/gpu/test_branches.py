@@ -153,6 +153,8 @@ def test_steps_are_counted_by_the_layer_that_was_predicted() -> None:
     assert found.missing.tolist() == [1, 3] and found.foreseen.tolist() == [1, 2]
     assert found.sent.tolist() == [1, 2]  # what never moved was not sent
     assert found.used.tolist() == [1, 1] and found.ready.tolist() == [0, 1]
+    apart = zip(count([first]), count([second], first), strict=True)
+    assert [(one + other).tolist() for one, other in apart] == [each.tolist() for each in found]
 
 
 def test_a_step_after_a_pause_does_not_count_what_was_said_before_it() -> None:

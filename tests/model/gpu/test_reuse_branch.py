@@ -10,6 +10,7 @@ from torch import Tensor
 
 from steerpipe.core.protocols import RouterProbe
 from steerpipe.model.gpu.decoder import GpuDecoder
+from steerpipe.model.gpu.reuse import ReuseBranch, ReuseMap
 from steerpipe.predict.reuse import LiveReuse, ReuseConfig, ReuseForecast
 from steerpipe.runtime.reuse_gpu import ListeningReuse, attach_reuse, policy_on_gpu
 from steerpipe.transfer.cuda.source import CudaSource
@@ -135,3 +136,30 @@ def test_a_batch_ends_what_was_said(decoder: GpuDecoder) -> None:
         assert policy._told is None, "not even by what was said last"
         for kv in kvs:
             kv.free()
+
+
+def test_after_a_pause_the_newest_is_heard_and_taps_are_heard_in_step_again() -> None:
+    taps, count = 4, 6
+    told = ReuseMap(
+        tuple(range(taps)), torch.zeros(taps, 2, 4), torch.zeros(taps, 2), torch.zeros(1, count, 2),
+        torch.zeros(taps, count), 0.5,
+    )  # fmt: skip
+    branch = ReuseBranch(told, CPU, Told())
+
+    def speak(turn: int, tap: int) -> None:
+        bits = np.full(count, 10 * turn + tap, dtype=np.float32).view(np.uint32).astype(np.int64)
+        branch._view[tap] = turn << 32 | bits
+
+    def heard() -> float | None:
+        found = branch.newest()
+        return None if found is None else float(found[0])
+
+    for tap in range(3):
+        speak(1, tap)
+        assert heard() == 10 + tap
+    for turn, tap in [(1, 3), (2, 0), (2, 1), (2, 2), (2, 3)]:  # that step's end, and one in which nobody listens
+        speak(turn, tap)
+    assert heard() == 23 and heard() is None
+    for tap in range(4):
+        speak(3, tap)
+        assert heard() == 30 + tap and heard() is None

@@ -128,9 +128,9 @@ class GpuDecoder:
         places = rows.valid[list(wanted)]  # rows of the pass
         forced = self.forced
         assert forced is None or forced.shape[1:] == (rows.rows, self._top_k), f"forced is not for {rows.rows} rows"
+        self.tell_predicted()  # before the eviction's trial looks at the clock
         reuse = self.reuse if self.reuse is not None and self.reuse.enter(rows) else None
         if watch is None and self._served(rows, source):
-            self.tell_predicted()
             served = self._graphs_of(rows.rows, source).run(rows, forced, self.said, reuse, self.forecaster)
             self.replays += rows.rows == 1
             chosen, gates = served.experts, served.gates

@@ -41,10 +41,11 @@ class LayerCounts(NamedTuple):
     ready: Counts
 
 
-def count(steps: Sequence[PredictedStep]) -> LayerCounts:
-    """Of steps of one predictor, in their order. A layer of which nothing was said counts nowhere: the first one after
-    a step in which nobody, or another, predicted.
+def count(new: Sequence[PredictedStep], last: PredictedStep | None = None) -> LayerCounts:
+    """Of steps of one predictor, in their order, behind the `last` that was counted. A layer of which nothing was said
+    counts nowhere: the first one after a step in which nobody, or another, predicted.
     """
+    steps = [*([] if last is None else [last]), *new]
     stamps = np.array([step.stamp for step in steps])  # [S]
     routed = np.stack([step.routed for step in steps])
     said, when = _shift(np.stack([step.named for step in steps]), stamps)
@@ -63,7 +64,7 @@ def count(steps: Sequence[PredictedStep]) -> LayerCounts:
         ready = used & (low >> 16 == WHOLE)
     every = np.broadcast_to(known[..., None], right.shape)
     masks = (known[..., None], every, right & every, missing, missing & right, sent, used, ready)
-    return LayerCounts(*(mask.sum(axis=(0, 2)) for mask in masks))
+    return LayerCounts(*(mask[len(steps) - len(new) :].sum(axis=(0, 2)) for mask in masks))
 
 
 def _shift(words: Counts, stamps: Counts) -> tuple[Counts, Counts]:

@@ -101,16 +101,20 @@ class ReuseBranch:
 
     def newest(self) -> NDArray[np.float32] | None:
         """[n]: what the last tap said that has spoken since; None: nobody has. Waits for nothing."""
-        found = None
+        best = (0, 0)  # turn and tap
         for _ in self._heard:
             words = self._view[self._next]
             turn = int(words[0]) >> 32
             if turn == self._heard[self._next] or not (words >> 32 == turn).all():
                 break
             self._heard[self._next] = turn
+            best = max(best, (turn, self._next))
             self._next = (self._next + 1) % len(self._heard)
-            found = words
-        return None if found is None else found.astype(np.uint32).view(np.float32)
+        if best == (0, 0):
+            return None
+        self._next = (best[1] + 1) % len(self._heard)  # after a pause, in step again
+        scores: NDArray[np.float32] = self._view[best[1]].astype(np.uint32).view(np.float32)
+        return scores
 
     def _queue(self, tap: int, x: Tensor, step: Step) -> None:
         told = self._forecast
