@@ -24,6 +24,7 @@ import torch
 from benchmarks.predict_parts import Log
 from benchmarks.predict_rates import measure_rates, profile_rates
 from benchmarks.predict_rows import ROWS, Row
+from benchmarks.predict_spans import timed_replays
 from steerpipe.bench.budgets import Ladder
 from steerpipe.bench.forecasts import ForecastFile, read_forecasts
 from steerpipe.bench.prediction import ToldReuse, belady, made_up_forecaster, made_up_transformers, spoken
@@ -51,6 +52,7 @@ class Bench:
         self.rig = Rig(shape, self.device, torch.bfloat16, sequences=1, tokens=1024, kernels=True)
         self.ladder = Ladder(shape, self.device)
         self.link = self.ladder.measure_link()
+        self.graphs: list[float] = []
         self.blocks = LayerBlocks(shape.moe.experts, shape.layout.form, shape.layout.block_bytes)
 
     @contextmanager
@@ -65,7 +67,10 @@ class Bench:
         self.rig.forget()
 
     def steps(self, source: Any, routing: Routing, before: int, count: int) -> tuple[list[float], dict[str, float]]:
-        """Seconds of `count` steps after `before` of them, and what the source did in one step."""
+        """Seconds of `count` steps after `before` of them, and what the source did in one step.
+
+        `graphs` has the seconds of their graphs afterwards, by the device's clock.
+        """
         kv = self.rig.sequence(CONTEXT)
         try:
             for length in (CONTEXT, CONTEXT + 1, CONTEXT + before + count):
@@ -73,7 +78,10 @@ class Bench:
             kv.truncate(CONTEXT)
             self.rig.decode(source, [kv], routing, 0, before)
             begun = source.counters() if hasattr(source, "counters") else None
-            steps = self.rig.decode(source, [kv], routing, before, count)
+            with timed_replays() as replays:
+                steps = self.rig.decode(source, [kv], routing, before, count)
+            torch.cuda.synchronize()
+            self.graphs = [begin.elapsed_time(end) / 1e3 for begin, end in replays]
             if begun is None:
                 return steps, {}
             spent = source.counters() - begun
@@ -133,6 +141,7 @@ class Bench:
         mean = statistics.fmean(steps)
         return found | {
             "live_ms": mean * 1e3, "median_ms": statistics.median(steps) * 1e3,
+            "graph_ms": statistics.fmean(self.graphs) * 1e3, "steps_us": [round(each * 1e6) for each in steps],
             "moved_mb": moved / 1e6, "link_utilisation": moved / self.link / mean,
         }  # fmt: skip
 

@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +22,6 @@ from benchmarks.predict_spans import (
     kernels_of,
     median_after,
     median_step,
-    timed_replays,
 )
 from steerpipe.bench.forecasts import NAMED
 from steerpipe.bench.prediction import made_up_forecaster
@@ -40,15 +39,20 @@ SETTLE, STEPS = 16, 32  # of a rate
 def measure_rates(bench: "Bench", log: Log) -> Rates:
     """Layers with no to k misses, plain and with a tap that names nobody, the host between two steps, and `fetch`."""
     plain, tapped = points(bench, tapped=False), points(bench, tapped=True)
-    log.add("points", plain)
-    log.add("tapped_points", tapped)
-    block, base = np.polyfit([misses for misses, _ in plain[1:]], [spent for _, spent in plain[1:]], 1)
-    extra = float(base) - plain[0][1]
+    log.add("points", [asdict(each) for each in plain])
+    log.add("tapped_points", [asdict(each) for each in tapped])
+    between = statistics.median(each.host for each in plain)
+    layers = bench.shape.layers
+    # a layer is timed on the device; of the host, whose speed changes within a run, the median of all points is taken
+    spent = [each.graph / layers + between / layers for each in plain]
+    block, base = np.polyfit([each.misses for each in plain[1:]], spent[1:], 1)
+    extra = float(base) - spent[0]
     views = [bench.ladder.backing.view(number) for number in range(GUESSES)]
     return Rates(
-        plain[0][1], max(0.0, -extra), max(0.0, extra), float(block),
-        statistics.median(more - less for (_, more), (_, less) in zip(tapped, plain, strict=True)),
-        between=between(bench), guess_bytes_per_second=fetch_rate(views, bench.shape.layout.block_bytes),
+        spent[0], max(0.0, -extra), max(0.0, extra), float(block),
+        tap=statistics.median(more.graph - less.graph for more, less in zip(tapped, plain, strict=True)) / layers,
+        between=between, host=statistics.median(each.host for each in tapped) - between,
+        guess_bytes_per_second=fetch_rate(views, bench.shape.layout.block_bytes),
     )  # fmt: skip
 
 
@@ -59,11 +63,12 @@ def profile_rates(bench: "Bench", log: Log, rates: Rates) -> Rates:
     step = median_step(hits, bench.shape.layers)
     scale = graph * bench.shape.layers / step
     log.add("profiled step", step)
-    log.add("delay where one is missing", median_after(kernels(bench, 1, tapped=True), "_route", "_foretell"))
+    one = kernels(bench, 1, tapped=True)
+    log.add("delay where one is missing", scale * median_after(one, "_route", "_fetch", begins=True))
     return replace(
         rates,
         end=scale * end_of_step(hits, bench.shape.layers),
-        delay=scale * median_after(taps, "_route", "_foretell"),
+        delay=scale * median_after(taps, "_route", "_fetch", begins=True),
         experts=scale * median_after(hits, "_route", "_combine"),
     )
 
@@ -82,13 +87,24 @@ def known(bench: "Bench", new: int, *, tapped: bool) -> Iterator[tuple[CudaSourc
         yield source, routing
 
 
-def points(bench: "Bench", *, tapped: bool) -> list[tuple[float, float]]:
-    """Misses of a layer and its seconds, for no to k experts that are missing."""
+@dataclass(frozen=True)
+class Point:
+    """Medians of steps: how many experts a layer missed, seconds of a step's graph, and of the host until the next."""
+
+    misses: float
+    graph: float
+    host: float
+
+
+def points(bench: "Bench", *, tapped: bool) -> list[Point]:
+    """For no to k experts that are missing in every layer."""
     found = []
     for new in range(bench.shape.moe.top_k + 1):
         with known(bench, new, tapped=tapped) as (source, routing):
             steps, counts = bench.steps(source, routing, SETTLE, STEPS)
-        found.append((counts["misses"] / bench.shape.layers, statistics.median(steps) / bench.shape.layers))
+        graphs = bench.graphs
+        host = statistics.median(whole - graph for whole, graph in zip(steps, graphs, strict=True))
+        found.append(Point(counts["misses"] / bench.shape.layers, statistics.median(graphs), host))
     return found
 
 
@@ -97,12 +113,3 @@ def kernels(bench: "Bench", new: int, *, tapped: bool) -> list[Kernel]:
     with known(bench, new, tapped=tapped) as (source, routing):
         bench.steps(source, routing, SETTLE, 1)
         return kernels_of(lambda: bench.steps(source, routing, SETTLE, 4))
-
-
-def between(bench: "Bench") -> float:
-    """Seconds of the host between two steps: what a step takes longer than its graph."""
-    with known(bench, 0, tapped=False) as (source, routing), timed_replays() as replays:
-        steps, _ = bench.steps(source, routing, SETTLE, STEPS)
-        torch.cuda.synchronize()
-    graphs = [begin.elapsed_time(end) / 1e3 for begin, end in replays[-STEPS:]]
-    return statistics.median(whole - graph for whole, graph in zip(steps, graphs, strict=True))

@@ -45,9 +45,10 @@ class Row:
 class Rates:
     """Seconds: a layer that hits, what of it goes on beside a miss, what a layer adds that misses any, a block.
 
-    `tap`: what heads at every router add to a layer. Of a step, `end`: from its last layer to the end of its graph;
-    `between`: of the host, until the next. `delay`: from a router to what its tap says. `experts`: from a router to
-    the end of its layer where that hits. None: as `Machine` has it.
+    `tap`: what heads at every router add to a layer on the device, `host`: to a step's host. Of a step, `end`: from
+    its last layer to the end of its graph; `between`: of the host, until the next. `delay`: from a router until what
+    its tap says is sent for. `experts`: from a router to the end of its layer where that hits. None: as `Machine` has
+    it.
     """
 
     layer: float
@@ -60,6 +61,7 @@ class Rates:
     delay: float = 0.0
     experts: float | None = None
     guess_bytes_per_second: float | None = None
+    host: float = 0.0
 
 
 ROWS = (
@@ -104,11 +106,15 @@ def fill_in(given: argparse.Namespace) -> None:
         if row.served and found.get("driver") == "direct":
             continue  # the rates are another driver's
         line: dict[str, Any] = {"row": name, "share": share}
-        for number, (term, machine) in enumerate(terms(share, recording, rates, found)):
+        for number, (term, machine) in enumerate(terms(share, recording, rates, found, predicts=bool(row.said))):
             report = one_row(row, machine, recording, file, found, said_least=LEAST_PROBABILITY if number else 0.0)
             line.setdefault("ms", {})[term] = round(report.tpot_mean_seconds * 1e3, 4)
         found["replayed"].append(line | report.as_json())
         print(f"{share:5.1%} {name:40} " + ", ".join(f"{term} {ms:.3f}" for term, ms in line["ms"].items()), flush=True)
+    found["tokens_ms"] = [
+        {"row": name, "share": share, "ms": round(by_tokens(found, share, (name,)), 4)}
+        for name, share in dict.fromkeys((line["row"], line["share"]) for line in found["lines"])
+    ]
     found["shares"] = shares(found)
     for line in found["shares"]:
         print(f"{line['share']:5.1%} {line['row']:40} live {line['live_ms']:6.3f} ms gained, of replay's " + ", ".join(
@@ -117,8 +123,13 @@ def fill_in(given: argparse.Namespace) -> None:
     given.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def terms(share: float, recording: Recording, rates: Rates, found: dict[str, Any]) -> Iterator[tuple[str, Machine]]:
-    """The machine, with one more of what a live run pays each time. The first: slots and rates alone."""
+def terms(
+    share: float, recording: Recording, rates: Rates, found: dict[str, Any], *, predicts: bool = False
+) -> Iterator[tuple[str, Machine]]:
+    """The machine, with one more of what a live run pays each time. The first: slots and rates alone.
+
+    `predicts`: somebody does in this run, so its host takes longer between two steps.
+    """
     slots, size = slots_of_share(share, recording.all_experts), found["block_bytes"]
     machine = Machine(
         slots, size, size / rates.block, rates.layer - rates.beside, ask_seconds=rates.ask,
@@ -145,6 +156,8 @@ def terms(share: float, recording: Recording, rates: Rates, found: dict[str, Any
         )  # fmt: skip
         yield "experts", machine
     looking = replace(looking, tap_seconds=max(0.0, rates.tap))
+    if predicts:
+        machine = replace(machine, between_seconds=max(0.0, machine.between_seconds + rates.host))
     yield "tap", replace(machine, looking=looking)
     if rates.delay:
         yield "delay", replace(machine, looking=replace(looking, delay_seconds=rates.delay))
@@ -165,9 +178,11 @@ def one_row(
 
 
 def shares(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of replay's gain over LFRU, what was measured: by rounds, against the mean of the LFRU of the same round.
+    """Of replay's gain over LFRU, what was measured. Where replay gains nothing there is no share.
 
-    A row of a round without any is compared with the mean of all. Where replay gains nothing there is no share.
+    A row's time is the mean over tokens of the median over rounds: every row decodes the same tokens, and a host that
+    was held up once does not count. `rounds_ms` are gains by rounds, against the mean of the LFRU of the same round
+    (of all, where it has none).
     """
     replayed = {(line["row"], line["share"]): line["ms"] for line in found["replayed"]}
     lines = []
@@ -175,20 +190,26 @@ def shares(found: dict[str, Any]) -> list[dict[str, Any]]:
         plain = replayed.get((LFRU, share))
         if name in (LFRU, AGAIN) or plain is None:
             continue
-        numbers = sorted({line["round"] for line in found["lines"]})
-        every = [ms for number in numbers for ms in _ms(found, share, number, (LFRU, AGAIN))]
+        rounds = sorted({line["round"] for line in found["lines"]})
+        every = [ms for number in rounds for ms in _ms(found, share, (LFRU, AGAIN), number)]
         gains = [
-            statistics.fmean(_ms(found, share, number, (LFRU, AGAIN)) or every) - statistics.fmean(own)
-            for number in numbers
-            if (own := _ms(found, share, number, (name,)))
+            statistics.fmean(_ms(found, share, (LFRU, AGAIN), number) or every) - statistics.fmean(own)
+            for number in rounds
+            if (own := _ms(found, share, (name,), number))
         ]
-        live = statistics.fmean(gains)
+        live = by_tokens(found, share, (LFRU, AGAIN)) - by_tokens(found, share, (name,))
         parts = {term: live / (plain[term] - ms[term]) for term in ms if plain[term] - ms[term] > LEAST * ms[term]}
         lines.append({"row": name, "share": share, "live_ms": live, "rounds_ms": gains, "of_replay": parts})
     return lines
 
 
-def _ms(found: dict[str, Any], share: float, number: int, names: tuple[str, ...]) -> list[float]:
+def by_tokens(found: dict[str, Any], share: float, names: tuple[str, ...]) -> float:
+    """Milliseconds of a token: the mean over tokens of the median over runs."""
+    runs = [line["steps_us"] for line in found["lines"] if line["row"] in names and line["share"] == share]
+    return statistics.fmean(statistics.median(each) for each in zip(*runs, strict=True)) / 1e3
+
+
+def _ms(found: dict[str, Any], share: float, names: tuple[str, ...], number: int) -> list[float]:
     return [
         line["live_ms"]
         for line in found["lines"]

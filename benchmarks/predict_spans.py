@@ -37,13 +37,16 @@ def kernels_of(run: Callable[[], object]) -> list[Kernel]:
     return sorted((Kernel(name, at, at + lasts) for name, at, lasts in times), key=lambda each: each.begin)
 
 
-def median_after(kernels: list[Kernel], first: str, then: str) -> float:
-    """Seconds from the end of each `first` to the end of the `then` that ends next, before another `first` does."""
+def median_after(kernels: list[Kernel], first: str, then: str, *, begins: bool = False) -> float:
+    """Seconds from the end of each `first` to the end of the `then` that ends next, before another `first` does.
+
+    `begins`: to the beginning of the one that begins next.
+    """
     begun = [each.end for each in kernels if each.name == first]
+    times = sorted(each.begin if begins else each.end for each in kernels if each.name == then)
     found = []
     for at, until in zip(begun, [*begun[1:], float("inf")], strict=True):
-        ends = [each.end - at for each in kernels if each.name == then and at < each.end < until]
-        found += ends[:1]
+        found += [each - at for each in times if at < each < until][:1]
     return statistics.median(found)
 
 

@@ -45,39 +45,39 @@ def test_the_direct_driver_lends_slots_and_stops_at_routers() -> None:
     assert replace(direct, slots=plain.slots, looking=plain.looking, chunk_bytes=plain.chunk_bytes) == plain
 
 
-def test_a_gain_is_measured_against_the_baseline_of_its_round() -> None:
-    def line(row: str, number: int, ms: float) -> dict[str, object]:
-        return {"row": row, "share": 0.25, "round": number, "live_ms": ms}
+def line(row: str, number: int, *steps_ms: float, share: float = 0.25) -> dict[str, object]:
+    steps = [round(1e3 * each) for each in steps_ms]
+    return {"row": row, "share": share, "round": number, "live_ms": sum(steps_ms) / len(steps_ms), "steps_us": steps}
 
+
+def test_a_gain_is_between_the_medians_of_tokens_and_one_step_that_was_held_up_does_not_count() -> None:
     found = {
         "lines": [
-            line("LFRU", 0, 8.0), line("heads", 0, 7.5), line("LFRU", 1, 6.0), line("LFRU again", 1, 6.4),
-            line("heads", 1, 5.9), line("wrong", 1, 6.2), line("slow", 1, 7.0),
+            line("LFRU", 0, 8.0, 6.0), line("heads", 0, 7.5, 5.6), line("LFRU", 1, 8.2, 6.0),
+            line("heads", 1, 7.5, 25.6), line("LFRU again", 1, 8.0, 16.0), line("heads", 2, 7.7, 5.6),
+            line("wrong", 1, 8.0, 6.0), line("slow", 1, 9.0, 7.0),
         ],
         "replayed": [
             {"row": "LFRU", "share": 0.25, "ms": {"rates": 8.0, "tap": 8.0}},
-            {"row": "heads", "share": 0.25, "ms": {"rates": 7.0, "tap": 7.5}},
+            {"row": "heads", "share": 0.25, "ms": {"rates": 7.1, "tap": 7.5}},
             {"row": "wrong", "share": 0.25, "ms": {"rates": 8.0, "tap": 8.01}},
             {"row": "slow", "share": 0.25, "ms": {"rates": 8.0, "tap": 9.0}},
         ],
     }  # fmt: skip
     heads, wrong, slow = shares(found)
-    assert heads["rounds_ms"] == pytest.approx([0.5, 0.3]) and heads["live_ms"] == pytest.approx(0.4)
-    assert heads["of_replay"] == {"rates": pytest.approx(0.4), "tap": pytest.approx(0.8)}
+    assert heads["live_ms"] == pytest.approx(0.45)
+    assert heads["of_replay"] == {"rates": pytest.approx(0.5), "tap": pytest.approx(0.9)}
+    assert heads["rounds_ms"][0] == pytest.approx(0.45), "of round 0, against its own LFRU"
+    assert heads["rounds_ms"][1] == pytest.approx(9.55 - 16.55)
+    assert heads["rounds_ms"][2] == pytest.approx((7.0 + 7.1 + 12.0) / 3 - 6.65), "no LFRU in it: against all"
     assert wrong["of_replay"] == slow["of_replay"] == {}
 
 
-def test_a_row_without_a_baseline_of_its_round_is_measured_against_all() -> None:
-    ms = {"rates": 4.0}
-    found = {
-        "lines": [
-            {"row": row, "share": 0.5, "round": number, "live_ms": live}
-            for row, number, live in (("heads", 0, 4.0), ("LFRU", 1, 5.0), ("LFRU again", 2, 4.6))
-        ],
-        "replayed": [{"row": "LFRU", "share": 0.5, "ms": {"rates": 5.0}}, {"row": "heads", "share": 0.5, "ms": ms}],
-    }
-    (line,) = shares(found)
-    assert line["rounds_ms"] == pytest.approx([0.8]) and line["of_replay"] == pytest.approx({"rates": 0.8})
+def test_who_predicts_pays_for_a_longer_host_and_who_does_not_pays_nothing() -> None:
+    rates = replace(RATES, host=1e-4)
+    plain, spoken = (dict(terms(0.25, RECORDING, rates, FOUND, predicts=each)) for each in (False, True))
+    assert spoken["delay"].between_seconds == pytest.approx(plain["delay"].between_seconds + 1e-4)
+    assert plain["delay"] == machines()["delay"] and spoken["experts"] == plain["experts"]
 
 
 def test_a_note_can_be_read_again() -> None:

@@ -155,6 +155,15 @@ def test_where_a_router_stops_them_no_guess_moves_while_a_layer_asks() -> None:
     assert total_seconds(source, stops, "lru", predictor=seen) == pytest.approx(first + 0.5 + 0.4 + (2.0 - 0.5))
 
 
+def test_what_is_left_of_a_guess_that_a_router_stops_is_asked_for_and_what_has_come_is_not() -> None:
+    moves = machine(ask_seconds=0.4)
+    stops = replace(moves, looking=Looking(stops=True))
+    assert spent(ALL_NEW, moves) == pytest.approx(0.5 + 0.4 + 1.0 + 3 * 1.0)
+    assert spent(ALL_NEW, stops) == pytest.approx(0.5 + 0.4 + 1.0 + 3 * (0.5 + 0.4 + 0.5))
+    early = replace(stops, layer_seconds=1.0)
+    assert spent(ALL_NEW, early) == pytest.approx(1.0 + 0.4 + 1.0 + 3 * 1.0)
+
+
 def test_who_sends_for_nobody_rests_and_then_costs_nothing() -> None:
     """Everything that is named is there after the first token."""
     tokens = (MOST_SILENT + FIRST_REST) // 2

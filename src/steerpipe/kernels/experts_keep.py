@@ -17,40 +17,52 @@ def scale_spots(scale, rows, keep, start, K: tl.constexpr, BLOCK: tl.constexpr, 
 
 
 @triton.jit
-def _progress(at, now, PROGRAMS: tl.constexpr):
-    """The least that any program of `fetch` says in this step; 0 if one of them has not begun."""
-    words = tl.atomic_add(
-        at.to(tl.pointer_type(tl.int64)) + tl.arange(0, PROGRAMS), tl.zeros((PROGRAMS,), tl.int64), sem="acquire"
-    )
-    told = tl.where(words >> 32 == now, words & 0xFFFFFFFF, 0)
-    return tl.min(told & 0x7FFFFFFF, 0), tl.min(told >> 31, 0)
+def _told(progress, now, chunk, inside, PROGRAMS: tl.constexpr):
+    """Of four parts: 1 << number if all chunks of it are here, 16 << number if one is on its way. chunk [4, SPAN]."""
+    words = progress.to(tl.pointer_type(tl.int64)) + chunk % PROGRAMS
+    word = tl.atomic_add(words, tl.zeros_like(chunk), mask=inside, sem="acquire")
+    told = tl.where(inside & (word >> 32 == now), word & 0xFFFFFFFF, 1 << 31)  # ended << 31 | rounds
+    wanted = chunk // PROGRAMS
+    here = tl.min(tl.where(inside, ((told & 0x7FFFFFFF) > wanted).to(tl.int64), 1), 1)  # [4]
+    coming = tl.max((told == wanted).to(tl.int64), 1)
+    return tl.sum((here | (coming << 4)) << tl.arange(0, 4), 0)
 
 
 @triton.jit
-def fetched_bytes(since, stamp, pair, ROUND: tl.constexpr, PROGRAMS: tl.constexpr, NATIVE: tl.constexpr):
-    """How much of a pair's block is in its slot already: all rounds that every program of `fetch` has ended.
+def parts_here(
+    since, stamp, pair, first, second, scales, more_scales,
+    WEIGHTS: tl.constexpr, SCALES: tl.constexpr, CHUNK: tl.constexpr, SPAN: tl.constexpr, PROGRAMS: tl.constexpr,
+    NATIVE: tl.constexpr,
+):  # fmt: skip
+    """Which of four parts of a pair's block are in its slot already: WEIGHTS bytes at each of two offsets, and SCALES.
 
-    Where all of them have begun, their last chunks are awaited: they are on their way, and would be read twice.
+    Bits 0 to 3. A part is there if every chunk that it lies in has come; SPAN is the most that there are. A chunk that
+    is on its way is awaited, or it would be read twice; but whoever has brought nothing of the block may never begin.
     """
-    count = tl.full((), 0, tl.int64)
+    found = tl.full((), 0, tl.int64)
     if since is not None:
-        at = tl.load(since + pair)
-        if at != 0:
+        progress = tl.load(since + pair)
+        if progress != 0:
             now = tl.load(stamp)
-            rounds, ended = _progress(at, now, PROGRAMS)
+            number = tl.arange(0, 4)
+            start = tl.where(number == 0, first, tl.where(number == 1, second, scales))
+            start = tl.where(number == 3, more_scales, start).to(tl.int64)[:, None]  # [4, 1]
+            size = tl.where(number < 2, WEIGHTS, SCALES)[:, None]
+            chunk = start // CHUNK + tl.arange(0, SPAN)[None, :]  # [4, SPAN]
+            inside = (size > 0) & (chunk * CHUNK < start + size)
+            found = _told(progress, now, chunk, inside, PROGRAMS)
             if NATIVE:
-                while (rounds > 0) & (ended == 0):  # they run, and stop: the router has looked
-                    rounds, ended = _progress(at, now, PROGRAMS)
-            count = rounds * ROUND
-    return count
+                while found >= 16:  # they stop: the router has looked
+                    found = _told(progress, now, chunk, inside, PROGRAMS)
+    return found
 
 
 @triton.jit
-def nearer(address, place, here, start, size, ELEMENT: tl.constexpr, since):
-    """Where a part of a block is read that ends `size` bytes behind `start`, and whether it has to be kept."""
+def nearer(address, place, here, number: tl.constexpr, start, ELEMENT: tl.constexpr, since):
+    """Where part `number` of `here` is read, its tensor at `start` of the block, and whether it has to be kept."""
     kept = place != 0
     if since is not None:
-        come = start + size <= here
+        come = here & (1 << number) != 0
         address = tl.where(come, place, address)
         kept = kept & (come == 0)
     return tl.multiple_of((address + start).to(tl.pointer_type(ELEMENT)), 16), kept

@@ -12,7 +12,7 @@ import triton.language as tl
 from steerpipe.core.blocks import BlockForm
 from steerpipe.kernels.configs import Launch
 from steerpipe.kernels.dense_configs import can_overlap
-from steerpipe.kernels.fetch import PROGRAMS, ROUND_BYTES
+from steerpipe.kernels.fetch import CHUNK_BYTES, PROGRAMS
 
 _ELEMENTS = {
     "float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float16, "int8": tl.int8, "int4": tl.uint8,
@@ -41,7 +41,8 @@ def row_constants(form: BlockForm, launch: Launch, *, down: bool, native: bool) 
             "MASKED": outputs % rows != 0 or width % step != 0,
             "CACHE": launch.hint if launch.hint.startswith(".") else "",
             "OVERLAP": overlap,
-            "ROUND": ROUND_BYTES,
+            "CHUNK": CHUNK_BYTES,
+            "SPAN": triton.next_power_of_2(triton.cdiv(rows * _row_bytes(form, inputs), CHUNK_BYTES) + 1),
             "PROGRAMS": PROGRAMS,
             "WHOLE": form.format == "int4" and step % (group // 2) == 0,
         }
@@ -86,6 +87,11 @@ def _shape(form: BlockForm, down: bool) -> tuple[int, int, int]:
 def _width(form: BlockForm, columns: int) -> int:
     """Elements that hold so many columns: an int4 byte holds two."""
     return columns // 2 if form.format == "int4" else columns
+
+
+def _row_bytes(form: BlockForm, inputs: int) -> int:
+    """Of a row of weights: no fewer than of its scales."""
+    return _width(form, inputs) * _ELEMENTS[form.format].primitive_bitwidth // 8
 
 
 def _clip(count: int, available: int, smallest: int) -> int:

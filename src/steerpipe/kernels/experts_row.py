@@ -5,7 +5,7 @@ registers and adds them up once at the end. Weights of the first step are asked 
 SUB is 0 but for int4, where it is the number of bytes (of one group) that are summed before the scale comes.
 With `origin` and `target` (one address per pair, else None) a block is read where the router found it, perhaps in
 pinned memory, and what was loaded is stored to the target on the way. Nothing is loaded twice: the link is slow.
-With `since` (else None) the beginning of a block may be in its target already, and is read there (fetch.py).
+With `since` (else None) parts of a block may be in its target already, and are read there (fetch.py).
 Legend: H hidden, I width, K inputs of the matrix at hand (H or I), N rows of a program, B bytes or numbers of a step,
 G groups of a step.
 """
@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from steerpipe.kernels.experts_blocks import all_here, block_address, int4_halves, int8_values, read_address
-from steerpipe.kernels.experts_keep import fetched_bytes, keep_weights, nearer, scale_spots, spread
+from steerpipe.kernels.experts_keep import keep_weights, nearer, parts_here, scale_spots, spread
 
 
 @triton.jit
@@ -111,7 +111,8 @@ def gate_up_row_kernel(
     H: tl.constexpr, I: tl.constexpr, START: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr,
     ELEMENT: tl.constexpr, SUB: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
     CACHE: tl.constexpr, EVICT: tl.constexpr, OVERLAP: tl.constexpr, FOLLOWED: tl.constexpr, NATIVE: tl.constexpr,
-    WHOLE: tl.constexpr, ROUND: tl.constexpr, PROGRAMS: tl.constexpr, EARLY: tl.constexpr, PAIRS: tl.constexpr,
+    WHOLE: tl.constexpr, CHUNK: tl.constexpr, SPAN: tl.constexpr, PROGRAMS: tl.constexpr, EARLY: tl.constexpr,
+    PAIRS: tl.constexpr,
 ):  # fmt: skip
     """act[pair] = silu(gate x) · (up x), for ROWS of it."""
     if OVERLAP:
@@ -132,16 +133,19 @@ def gate_up_row_kernel(
     else:
         address = read_address(origin, table, expert, pair, NATIVE)
         place = tl.load(target + pair)
-    here = fetched_bytes(since, stamp, pair, ROUND, PROGRAMS, NATIVE)
     BYTES: tl.constexpr = (H if SUB == 0 else H // 2) * ELEMENT.primitive_bitwidth // 8  # of a row
     SCALES: tl.constexpr = 2 * H // GROUP if GROUP != 0 else 0
-    last = (tl.program_id(0) + 1) * ROWS
+    at = tl.program_id(0) * ROWS
+    here = parts_here(
+        since, stamp, pair, START + at * BYTES, START + (I + at) * BYTES, SCALE + at * SCALES,
+        SCALE + (I + at) * SCALES, ROWS * BYTES, ROWS * SCALES, CHUNK, SPAN, PROGRAMS, NATIVE,
+    )  # fmt: skip
     own = tl.multiple_of((place + START).to(tl.pointer_type(ELEMENT)), 16)
     own_scale = tl.multiple_of((place + SCALE).to(tl.pointer_type(tl.float16)), 16)
-    gate_at, keep_gate = nearer(address, place, here, START, last * BYTES, ELEMENT, since)
-    up_at, keep_up = nearer(address, place, here, START, (I + last) * BYTES, ELEMENT, since)
-    gate_scale_at, keep_gate_scale = nearer(address, place, here, SCALE, last * SCALES, tl.float16, since)
-    up_scale_at, keep_up_scale = nearer(address, place, here, SCALE, (I + last) * SCALES, tl.float16, since)
+    gate_at, keep_gate = nearer(address, place, here, 0, START, ELEMENT, since)
+    up_at, keep_up = nearer(address, place, here, 1, START, ELEMENT, since)
+    gate_scale_at, keep_gate_scale = nearer(address, place, here, 2, SCALE, tl.float16, since)
+    up_scale_at, keep_up_scale = nearer(address, place, here, 3, SCALE, tl.float16, since)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     keep = rows < I
     gate, gate_scale = _load_weights(
@@ -200,7 +204,7 @@ def down_row_kernel(
     H: tl.constexpr, I: tl.constexpr, START: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr,
     ELEMENT: tl.constexpr, SUB: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
     CACHE: tl.constexpr, EVICT: tl.constexpr, OVERLAP: tl.constexpr, NATIVE: tl.constexpr, WHOLE: tl.constexpr,
-    ROUND: tl.constexpr, PROGRAMS: tl.constexpr,
+    CHUNK: tl.constexpr, SPAN: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     """part[pair] = down act[pair], for ROWS of it."""
     pair = tl.program_id(1)
@@ -213,14 +217,17 @@ def down_row_kernel(
     else:
         address = read_address(origin, table, expert, pair, NATIVE)
         place = tl.load(target + pair)
-    here = fetched_bytes(since, stamp, pair, ROUND, PROGRAMS, NATIVE)
     BYTES: tl.constexpr = (I if SUB == 0 else I // 2) * ELEMENT.primitive_bitwidth // 8  # of a row
     SCALES: tl.constexpr = 2 * I // GROUP if GROUP != 0 else 0
-    last = (tl.program_id(0) + 1) * ROWS
+    at = tl.program_id(0) * ROWS
+    here = parts_here(
+        since, stamp, pair, START + at * BYTES, START + at * BYTES, SCALE + at * SCALES, SCALE + at * SCALES,
+        ROWS * BYTES, ROWS * SCALES, CHUNK, SPAN, PROGRAMS, NATIVE,
+    )  # fmt: skip
     own = tl.multiple_of((place + START).to(tl.pointer_type(ELEMENT)), 16)
     own_scale = tl.multiple_of((place + SCALE).to(tl.pointer_type(tl.float16)), 16)
-    weight, kept = nearer(address, place, here, START, last * BYTES, ELEMENT, since)
-    scale, keep_scale = nearer(address, place, here, SCALE, last * SCALES, tl.float16, since)
+    weight, kept = nearer(address, place, here, 0, START, ELEMENT, since)
+    scale, keep_scale = nearer(address, place, here, 2, SCALE, tl.float16, since)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     keep = rows < H
     tile, scales = _load_weights(weight, scale, rows, keep, 0, I, BLOCK, SUB, GROUP, MASKED, CACHE, EVICT, WHOLE)

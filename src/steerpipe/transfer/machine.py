@@ -48,7 +48,9 @@ class Looking:
     delay_seconds: float = 0.0  # from a router's decision until the forecast made of it is there
     most: int | None = None  # blocks that one forecast sends for; None: as many as it names
     bytes_per_second: float | None = None  # of a guess; None: the link's
-    stops: bool = False  # a router's decision and a token's end stop guesses until the next forecast is there
+    # A router's decision and a token's end stop guesses until the next forecast is there; what is left of one that is
+    # wanted is asked for like a block that is missing.
+    stops: bool = False
 
     def sends(self, wanted: Sequence[T], there: Sequence[bool]) -> Iterator[T]:
         """What is there, to be spared, and the first `most` that are not."""

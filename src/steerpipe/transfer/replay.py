@@ -1,8 +1,9 @@
 """A recorded run on a simulated machine. Pure: no clock but the virtual one, no torch.
 
 Per layer: `layer_seconds` of compute, then the router's decision; what is READY is a hit, what is LOADING (a guess on
-its way) is late, what is ABSENT is a miss, which takes `ask_seconds` to ask for. Experts are computed in waves, as by
-a lease: what is there first, then whatever has landed. Guesses move in the link's idle time.
+its way) is late, what is ABSENT is a miss, which takes `ask_seconds` to ask for (as does the rest of a guess that the
+router's decision has stopped). Experts are computed in waves, as by a lease: what is there first, then whatever has
+landed. Guesses move in the link's idle time.
 """
 
 import math
@@ -113,7 +114,7 @@ class _Run:
         begin = ladder.time
         ladder.come(float(token * self.layers + layer))
         tap = self._tap()
-        if self.machine.ask_seconds and any(ladder.table.state(each) is Residency.ABSENT for each in routed):
+        if self.machine.ask_seconds and any(self._is_asked_for(each) for each in routed):
             ladder.run_until(ladder.time + self.machine.ask_seconds)
         absent = self._settle(routed)
         if self.predictor is not None:
@@ -127,6 +128,11 @@ class _Run:
             ladder.run_until(done)
         own = tap + self.machine.beside_seconds + self.machine.expert_seconds * len(left)
         self.counts.stall_seconds += ladder.time - begin - own
+
+    def _is_asked_for(self, expert: ExpertId) -> bool:
+        """Not what is on its way, but where a router's decision has stopped it."""
+        state = self.ladder.table.state(expert)
+        return state is Residency.ABSENT or (self.machine.looking.stops and state is Residency.LOADING)
 
     def end(self) -> None:
         """The token's last layer was computed."""
