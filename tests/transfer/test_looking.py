@@ -156,12 +156,14 @@ def test_where_a_router_stops_them_no_guess_moves_while_a_layer_asks() -> None:
 
 
 def test_what_is_left_of_a_guess_that_a_router_stops_is_asked_for_and_what_has_come_is_not() -> None:
-    moves = machine(ask_seconds=0.4)
+    """The first layer of a token is new: its end stops guesses as well."""
+    moves = finely(ask_seconds=0.4)
     stops = replace(moves, looking=Looking(stops=True))
-    assert spent(ALL_NEW, moves) == pytest.approx(0.5 + 0.4 + 1.0 + 3 * 1.0)
-    assert spent(ALL_NEW, stops) == pytest.approx(0.5 + 0.4 + 1.0 + 3 * (0.5 + 0.4 + 0.5))
-    early = replace(stops, layer_seconds=1.0)
-    assert spent(ALL_NEW, early) == pytest.approx(1.0 + 0.4 + 1.0 + 3 * 1.0)
+    new = 0.5 + 0.4 + 1.0
+    assert spent(ALL_NEW, moves) == pytest.approx(new + 3 * (0.5 + 0.5), abs=FINE)
+    assert spent(ALL_NEW, stops) == pytest.approx(2 * (new + 0.5 + 0.4 + 0.5), abs=FINE)
+    early = replace(stops, layer_seconds=1.1)
+    assert spent(ALL_NEW, early) == pytest.approx(2 * (1.1 + 0.4 + 1.0 + 1.1), abs=FINE)
 
 
 def test_who_sends_for_nobody_rests_and_then_costs_nothing() -> None:
