@@ -4,10 +4,10 @@
     PYTHONPATH=src:. python benchmarks/predict_rows.py --forecasts FILE --json FILE     # adds replay, anywhere
 
 The forecasts are written by record_forecasts.py. Every row decodes the same tokens over the same page-locked blocks;
-the arithmetic of a predictor runs at its taps with made-up weights, and its answers are the recorded ones. The machine
-that `replay` gets is measured first, on other routings (`rates`), once for all rows, with the driver of the run: direct
-(the device reads and sends for experts by itself), or served by the host. Link utilisation is bytes moved over the
-link's measured rate.
+the arithmetic of a predictor and of a reuse forecast runs at its taps with made-up weights, and the answers are the
+recorded ones. The machine that `replay` gets is measured first, on other routings (`rates`), once for all rows, with
+the driver of the run: direct (the device reads and sends for experts by itself), or served by the host. Link
+utilisation is bytes moved over the link's measured rate.
 """
 
 import argparse
@@ -25,13 +25,15 @@ from benchmarks.predict_parts import Log
 from benchmarks.predict_rates import measure_rates, profile_rates
 from benchmarks.predict_rows import ROWS, Row
 from benchmarks.predict_spans import timed_replays
+from benchmarks.reuse_parts import Heard, made_up_reuse
 from steerpipe.bench.budgets import Ladder
 from steerpipe.bench.forecasts import ForecastFile, read_forecasts
-from steerpipe.bench.prediction import ToldReuse, belady, made_up_forecaster, made_up_transformers, spoken
+from steerpipe.bench.prediction import belady, made_up_forecaster, made_up_transformers, spoken
 from steerpipe.bench.residents import ResidentBlocks
 from steerpipe.bench.rig import Rig
 from steerpipe.bench.routing import Routing, never_again
 from steerpipe.bench.shapes import Shape, make_shape
+from steerpipe.model.gpu.reuse import ReuseBranch
 from steerpipe.store.formats import parse_expert_format
 from steerpipe.store.policies import Policy
 from steerpipe.transfer.cuda.backing import LayerBlocks
@@ -116,8 +118,16 @@ class Bench:
             return belady(self.recording, LENGTHS)
         if name == "reuse":
             assert self.file.reuse is not None, "the file has no reuse scores"
-            return ToldReuse(self.recording, self.file.reuse, LENGTHS)
+            return Heard(self.recording, self.file.reuse, LENGTHS)
         return name
+
+    def listen(self, policy: Policy | str) -> None:
+        """Where it hears a reuse forecast, that runs as a branch of the steps to come."""
+        if isinstance(policy, Heard):
+            assert self.file.reuse is not None, "the file has no reuse scores"
+            taps = tuple(sorted({layer for _, layer in self.file.reuse.scores}))
+            policy.branch = ReuseBranch(made_up_reuse(self.shape, taps, self.device), self.device, policy)
+            self.rig.decoder.reuse = policy.branch  # type: ignore[union-attr]
 
     def forecaster(self, row: Row) -> Any:
         if row.arithmetic == "transformers":
@@ -125,8 +135,9 @@ class Bench:
         return made_up_forecaster(self.shape, row.arithmetic, row.horizon, torch.bfloat16, self.device)
 
     def live(self, row: Row, share: float) -> dict[str, Any]:
-        slots = slots_of_share(share, self.shape.all_experts)
-        with self.open(slots, self.policy(row.policy), served=row.served) as source:
+        slots, policy = slots_of_share(share, self.shape.all_experts), self.policy(row.policy)
+        with self.open(slots, policy, served=row.served) as source:
+            self.listen(policy)
             if row.said:
                 said = self.file.foresight(row.said, row.horizon)
                 forecaster = self.forecaster(row)
@@ -137,6 +148,8 @@ class Bench:
             if row.arithmetic == "transformers":
                 found |= {f"questions_{key}": float(each) for key, each in asdict(forecaster.questions).items()}
             source.check_integrity()
+        if isinstance(policy, Heard):
+            found["heard"] = policy.heard / (LENGTHS + self.given.warmup + self.given.tokens)
         moved = (found["demand_mb"] + found["guess_mb"]) * 1e6
         mean = statistics.fmean(steps)
         return found | {

@@ -85,10 +85,13 @@ ROWS = (
 
 
 def read_found(file: Path) -> dict[str, Any]:
-    """Of predict_on_gpu.py, or of a note, which names columns once."""
+    """Of predict_on_gpu.py, or of a note, which names columns once and has the means of all rounds in one line."""
     found: dict[str, Any] = json.loads(file.read_text())
     if isinstance(lines := found["lines"], dict):
-        found["lines"] = [dict(zip(lines["columns"], each, strict=True)) for each in lines["lines"]]
+        rows = [dict(zip(lines["columns"], each, strict=True)) for each in lines["lines"]]
+        found["lines"] = [
+            row | {"round": number, "live_ms": ms} for row in rows for number, ms in enumerate(row["live_ms"], 1)
+        ]
     return found
 
 
@@ -204,8 +207,9 @@ def shares(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def by_tokens(found: dict[str, Any], share: float, names: tuple[str, ...]) -> float:
-    """Milliseconds of a token: the mean over tokens of the median over runs."""
-    runs = [line["steps_us"] for line in found["lines"] if line["row"] in names and line["share"] == share]
+    """Milliseconds of a token: the mean over tokens of the median over runs; of a note, the median of its means."""
+    own = [line for line in found["lines"] if line["row"] in names and line["share"] == share]
+    runs = [line.get("steps_us", [1e3 * line["live_ms"]]) for line in own]
     return statistics.fmean(statistics.median(each) for each in zip(*runs, strict=True)) / 1e3
 
 

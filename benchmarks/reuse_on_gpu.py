@@ -9,53 +9,20 @@ host takes every answer, but the policy is told the recorded scores. "told": the
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.predict_on_gpu import LENGTHS, Bench
 from benchmarks.predict_parts import Log
+from benchmarks.reuse_parts import Heard
 from steerpipe.bench.forecasts import read_forecasts
 from steerpipe.bench.prediction import ToldReuse
-from steerpipe.bench.shapes import Shape, make_shape
-from steerpipe.model.gpu.reuse import ReuseBranch, ReuseMap
+from steerpipe.bench.shapes import make_shape
 from steerpipe.store.formats import parse_expert_format
 from steerpipe.store.policies import Lfru, Policy, Reuse
 from steerpipe.transfer.machine import slots_of_share
-
-RANK = 128
-
-
-class Heard(ToldReuse):
-    """Hears a branch as the engine's policy does, and is told what was recorded. A ReuseListener."""
-
-    branch: ReuseBranch
-    heard = 0
-
-    def begin(self, *, again: bool) -> bool:
-        return True
-
-    def forget(self) -> None:
-        pass
-
-    def touch_many(self, numbers: Sequence[int], now: float) -> None:
-        super().touch_many(numbers, now)
-        self.heard += self.branch.newest() is not None
-
-
-def made_up(shape: Shape, taps: tuple[int, ...], device: torch.device) -> ReuseMap:
-    count, inputs = shape.all_experts, 2 * shape.spec.hidden
-
-    def drawn(*sizes: int) -> torch.Tensor:
-        return torch.randn(sizes, device=device) * sizes[-1] ** -0.5
-
-    return ReuseMap(
-        taps, drawn(len(taps), RANK, inputs).half(), drawn(len(taps), RANK).half(), drawn(1, count, RANK).half(),
-        drawn(len(taps), count), 0.84,
-    )  # fmt: skip
 
 
 class ReuseBench(Bench):
@@ -65,10 +32,7 @@ class ReuseBench(Bench):
         if name != "LFRU":
             policy = (Heard if name == "reuse" else ToldReuse)(self.recording, self.file.reuse, LENGTHS)
         with self.open(slots_of_share(share, self.shape.all_experts), policy, served=served) as source:
-            if isinstance(policy, Heard):
-                taps = tuple(sorted({layer for _, layer in self.file.reuse.scores}))
-                policy.branch = ReuseBranch(made_up(self.shape, taps, self.device), self.device, policy)
-                self.rig.decoder.reuse = policy.branch  # type: ignore[union-attr]
+            self.listen(policy)
             steps, found = self.steps(source, self.routing, self.given.warmup, self.given.tokens)
             source.check_integrity()
         if isinstance(policy, Heard):
@@ -87,9 +51,7 @@ class ReuseBench(Bench):
         source, recording = ResidentBlocks(self.shape, self.device), self.recording
         if branch:
             assert self.file.reuse is not None
-            policy = Heard(recording, self.file.reuse, LENGTHS)
-            policy.branch = ReuseBranch(made_up(self.shape, (5, 11, 17, 23), self.device), self.device, policy)
-            self.rig.decoder.reuse = policy.branch  # type: ignore[union-attr]
+            self.listen(Heard(recording, self.file.reuse, LENGTHS))
         steps, _ = self.steps(source, self.routing, 16, self.given.tokens)
         source.close()
         self.rig.forget()
