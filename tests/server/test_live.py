@@ -110,7 +110,7 @@ def test_the_switch_is_the_engines_own(server: Running) -> None:
     server.post("/prediction", {"on": True})
     assert server.get("/prediction").json()["on"] is True
     off = server.post("/prediction", {"on": False}).json()
-    assert off["available"] and off["on"] is False
+    assert off["available"] and off["on"] is False and off["eviction"] is None
     assert server.metrics()["steerpipe_prediction_on"] == 0
     before = server.metrics()['steerpipe_expert_transfers_total{reason="prefetch"}']
     answer = server.complete("without a forecast", max_tokens=40)["choices"][0]["text"]
