@@ -375,6 +375,22 @@ def test_guesses_that_nobody_wants_are_given_up_for_a_while() -> None:
         machine.check()
 
 
+def test_what_a_predictor_sends_for_the_next_step_is_his_whoever_speaks_there() -> None:
+    machine = Machine(1, 16)
+    with machine.source as source:
+        for _ in range(64):  # the first one's guesses, which nobody wants, are settled in steps of the second
+            source.attend(0)
+            if source.throttled:
+                break
+            machine.step([[0], [1], [2]], [[4, 5], [], []])
+            source.attend(1)
+            machine.step([[0], [1], [2]], [[], [], []])
+        assert source.throttled
+        source.attend(1)
+        assert not source.throttled
+        machine.check()
+
+
 def test_a_predictor_that_sends_for_nobody_rests_too() -> None:
     machine, here = Machine(1, 16), [[0], [1], [2]]
     with machine.source as source:

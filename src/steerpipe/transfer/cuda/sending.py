@@ -13,6 +13,7 @@ from steerpipe.core.blocks import GUESSES, SentBlock
 from steerpipe.transfer.cuda.lent import LentSlots
 from steerpipe.transfer.cuda.shelf import Shelf
 from steerpipe.transfer.queue import Reason
+from steerpipe.transfer.throttle import Throttle
 
 NOBODY = -1  # a tag of no step
 MOST_SENT = 8  # slots: two guesses a layer, and a host that is three layers behind
@@ -34,6 +35,7 @@ class GuessSlots:
         self.ring, self.tail, self.head = self.slots.ring, self.slots.tail, self.slots.head
         self.tags = torch.full((len(shelf.base), GUESSES), NOBODY, dtype=torch.int64, device=device)
         self._owed: tuple[int, Callable[[], Sequence[SentBlock]]] | None = None
+        self._debtor = shelf.throttle  # of who has sent for what is owed: another may speak in the next step
         found: dict[int, list[int]] = {layer: [] for layer in shelf.base}
         for number, expert in enumerate(shelf.experts):
             found[expert.layer].append(shelf.memory.absent[number])
@@ -65,18 +67,10 @@ class GuessSlots:
             copier.join(copier.copied())  # a tail from before `withdraw` must not be seen
 
     def settle(self, layer: int, sent: Sequence[SentBlock], wanted: Collection[int]) -> None:
-        shelf, base = self._shelf, self._shelf.base[layer]
-        for each in sent:
-            self._settle(base + each.expert, each.share, each.expert in wanted, self.slots.take())
-            self.slots.taken += 1
-        if sent:
-            begun = [each.expert for each in sent if each.share]
-            shelf.throttle.settle(len(begun), sum(each in wanted for each in begun))
-            self.slots.supply({*self._adopted, *shelf.guessed})
-        shelf.throttle.allows()
+        self._settle_all(layer, sent, wanted, self._shelf.throttle)
 
     def owe(self, layer: int, sent: Callable[[], Sequence[SentBlock]]) -> None:
-        self._owed = layer, sent
+        self._owed, self._debtor = (layer, sent), self._shelf.throttle
 
     def collect(self) -> None:
         if self._owed is not None:
@@ -86,7 +80,7 @@ class GuessSlots:
     def settle_owed(self, wanted: Collection[int]) -> None:
         if self._owed is not None:
             (layer, sent), self._owed = self._owed, None
-            self.settle(layer, sent(), wanted)
+            self._settle_all(layer, sent(), wanted, self._debtor)
 
     def forget(self) -> list[int]:
         """After an interrupt, when the device is idle: nobody finds what was sent for. What is left in the ring."""
@@ -102,6 +96,20 @@ class GuessSlots:
     def check(self) -> None:
         """When the device has finished and every step was followed: both sides say the same."""
         self.slots.check(0 if self._owed is None else len(self._owed[1]()))
+
+    def _settle_all(
+        self, layer: int, sent: Sequence[SentBlock], wanted: Collection[int], throttle: Throttle
+    ) -> None:  # fmt: skip
+        """`throttle`: of who has sent for them."""
+        shelf, base = self._shelf, self._shelf.base[layer]
+        for each in sent:
+            self._settle(base + each.expert, each.share, each.expert in wanted, self.slots.take())
+            self.slots.taken += 1
+        if sent:
+            begun = [each.expert for each in sent if each.share]
+            throttle.settle(len(begun), sum(each in wanted for each in begun))
+            self.slots.supply({*self._adopted, *shelf.guessed})
+        throttle.allows()
 
     def _settle(self, number: int, share: float, wanted: bool, slot: int) -> None:
         """Its slot has the whole block if it was wanted, or will have before any kernel looks for it in the table."""
