@@ -33,25 +33,27 @@ from steerpipe.transfer.throttle import Throttle
 if TYPE_CHECKING:
     from benchmarks.predict_on_gpu import Bench
 
-SETTLE, STEPS = 16, 32  # of a rate
+SETTLE, STEPS, ROUNDS = 16, 32, 2  # of a rate
 
 
 def measure_rates(bench: "Bench", log: Log) -> Rates:
     """Layers with no to k misses, plain and with a tap that names nobody, the host between two steps, and `fetch`."""
-    plain, tapped = points(bench, tapped=False), points(bench, tapped=True)
+    plain, tapped = points(bench)
     log.add("points", [asdict(each) for each in plain])
     log.add("tapped_points", [asdict(each) for each in tapped])
+    pairs, layers = list(zip(plain, tapped, strict=True)), bench.shape.layers
     between = statistics.median(each.host for each in plain)
-    layers = bench.shape.layers
     # a layer is timed on the device; of the host, whose speed changes within a run, the median of all points is taken
-    spent = [each.graph / layers + between / layers for each in plain]
-    block, base = np.polyfit([each.misses for each in plain[1:]], spent[1:], 1)
-    extra = float(base) - spent[0]
+    spent = [(each.graph + between) / layers for each in plain]
+    hits = statistics.fmean(seconds for each, seconds in zip(plain, spent, strict=True) if not each.misses)
+    missing = [(each.misses, seconds) for each, seconds in zip(plain, spent, strict=True) if each.misses]
+    block, base = np.polyfit(*zip(*missing, strict=True), 1)
+    extra = float(base) - hits
     views = [bench.ladder.backing.view(number) for number in range(GUESSES)]
     return Rates(
-        spent[0], max(0.0, -extra), max(0.0, extra), float(block),
-        tap=statistics.median(more.graph - less.graph for more, less in zip(tapped, plain, strict=True)) / layers,
-        between=between, host=statistics.median(each.host for each in tapped) - between,
+        hits, max(0.0, -extra), max(0.0, extra), float(block),
+        tap=statistics.median(more.graph - less.graph for less, more in pairs) / layers,
+        between=between, host=statistics.median(more.host - less.host for less, more in pairs),
         guess_bytes_per_second=fetch_rate(views, bench.shape.layout.block_bytes),
     )  # fmt: skip
 
@@ -96,15 +98,16 @@ class Point:
     host: float
 
 
-def points(bench: "Bench", *, tapped: bool) -> list[Point]:
-    """For no to k experts that are missing in every layer."""
-    found = []
-    for new in range(bench.shape.moe.top_k + 1):
-        with known(bench, new, tapped=tapped) as (source, routing):
-            steps, counts = bench.steps(source, routing, SETTLE, STEPS)
-        graphs = bench.graphs
-        host = statistics.median(whole - graph for whole, graph in zip(steps, graphs, strict=True))
-        found.append(Point(counts["misses"] / bench.shape.layers, statistics.median(graphs), host))
+def points(bench: "Bench") -> tuple[list[Point], list[Point]]:
+    """Plain and tapped, in turn, for no to k experts that are missing in every layer; all of it ROUNDS times."""
+    found: tuple[list[Point], list[Point]] = ([], [])
+    for new in [*range(bench.shape.moe.top_k + 1)] * ROUNDS:
+        for tapped in (False, True):
+            with known(bench, new, tapped=tapped) as (source, routing):
+                steps, counts = bench.steps(source, routing, SETTLE, STEPS)
+            host = statistics.median(whole - graph for whole, graph in zip(steps, bench.graphs, strict=True))
+            misses = counts["misses"] / bench.shape.layers
+            found[tapped].append(Point(misses, statistics.median(bench.graphs), host))
     return found
 
 

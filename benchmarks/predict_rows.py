@@ -152,10 +152,12 @@ def terms(
         )
         yield "ends", machine
     if rates.experts is not None:
-        longer = max(rates.experts - rates.beside, -rates.ask)
+        # What a layer that misses takes beyond its blocks is the computing of the last expert: the link is idle then.
+        late = max(0.0, rates.experts + rates.ask - rates.beside)
+        each = min(late, rates.experts / recording.top_k)
         machine = replace(
-            machine, layer_seconds=machine.layer_seconds - longer, beside_seconds=rates.experts,
-            ask_seconds=rates.ask + longer,
+            machine, layer_seconds=machine.layer_seconds + rates.beside - rates.experts,
+            beside_seconds=rates.experts - recording.top_k * each, expert_seconds=each, ask_seconds=late - each,
         )  # fmt: skip
         yield "experts", machine
     looking = replace(looking, tap_seconds=max(0.0, rates.tap))

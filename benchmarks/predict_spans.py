@@ -1,4 +1,4 @@
-"""Parts of predict_on_gpu.py: what a step is made of, by the profiler and by events; nothing here sends a guess."""
+"""Parts of predict_on_gpu.py: what a step is made of, by the profiler and by events; and the rate of `fetch`."""
 
 import json
 import statistics

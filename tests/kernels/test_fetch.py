@@ -4,13 +4,16 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from steerpipe.core.blocks import GUESSES
 from steerpipe.kernels.experts import Reads, expert_row
-from steerpipe.kernels.fetch import CHUNK_BYTES, PROGRAMS, ROUND_BYTES, Fetched, fetch
+from steerpipe.kernels.experts_keep import _told
+from steerpipe.kernels.fetch import CHUNK_BYTES, PROGRAMS, ROUND_BYTES, Fetched, _copy_share, fetch
 from steerpipe.kernels.foretell import LEAST_PROBABILITY, SURE, Sending, foretell
 from steerpipe.kernels.router import Guessed, Tickets, route
 from steerpipe.model.gpu.mailbox import Mailbox
@@ -20,7 +23,7 @@ from tests.kernels.expert_slots import fill_slots, poisoned
 
 PINNED = -(1 << 63)
 STAMP = 7
-MARGIN = 16 << 10  # rows that one program reads together: all of them where their last byte lies
+MARGIN = 16 << 10  # rows that one program reads together: all of them from pinned memory if one has not come
 EXPERTS, RING = 12, 8
 
 
@@ -83,6 +86,45 @@ def test_nothing_begins_when_the_router_has_looked() -> None:
     layer.shared.looked[0] = STAMP
     assert layer.fetch() == [(3, 0.0)], "it took a ticket all the same"
     assert (layer.slots == 0x55).all() and not layer.shared.progress.any()
+
+
+@triton.jit
+def one_share(source, place, progress, looked, stamp, SIZE: tl.constexpr, ROUNDS: tl.constexpr, CHUNK: tl.constexpr):  # noqa: N803
+    _copy_share(source, place, progress, looked, tl.load(stamp), SIZE, ROUNDS, 64, CHUNK)
+
+
+def test_who_is_stopped_says_what_came_and_that_it_has_ended() -> None:
+    """The router looks while the first chunks are on their way."""
+    size = 3 * ROUND_BYTES
+    block, slot = torch.randint(0, 256, (size,), dtype=torch.uint8), torch.full((size,), 0x55, dtype=torch.uint8)
+    progress, looked = words(PROGRAMS), torch.tensor([STAMP])
+    one_share[(PROGRAMS,)](
+        block.data_ptr(), slot.data_ptr(), progress, looked, looked, SIZE=size, ROUNDS=3, CHUNK=CHUNK_BYTES
+    )
+    assert progress.tolist() == [STAMP << 32 | 1 << 31 | 1] * PROGRAMS
+    assert torch.equal(slot[:ROUND_BYTES], block[:ROUND_BYTES]) and (slot[ROUND_BYTES:] == 0x55).all()
+
+
+@triton.jit
+def four_parts(progress, now, chunks, found, PROGRAMS: tl.constexpr):  # noqa: N803
+    chunk = tl.load(chunks + tl.arange(0, 8)).reshape(4, 2)
+    tl.store(found, _told(progress.to(tl.int64), now, chunk, chunk >= 0, PROGRAMS))
+
+
+def test_a_chunk_on_its_way_is_told_from_one_that_came_and_one_that_will_not() -> None:
+    going, ended, other = STAMP << 32, STAMP << 32 | 1 << 31, (STAMP - 1) << 32
+    progress = torch.tensor([going | 2, ended | 2, other | 9, 0] + [ended | 1] * (PROGRAMS - 4))
+    came, coming, cut, far, silent = 0, 2 * PROGRAMS, 2 * PROGRAMS + 1, 3 * PROGRAMS, 2
+
+    def told(*parts: tuple[int, int]) -> int:
+        found = words(1)
+        four_parts[(1,)](progress, STAMP, torch.tensor(parts), found, PROGRAMS)
+        return int(found[0])
+
+    assert told((came, 5), (coming, came), (cut, came), (silent, -1)) == 0b0001 | 0b0010 << 4
+    assert told((far, -1), (came, -1), (5, came), (3, 3)) == 0b0110
+    progress[0] = 0  # nothing was ever said: nobody is awaited, whatever the stamp
+    assert told((came, -1), (-1, -1), (5, -1), (5, -1)) == 0b1110
 
 
 def send(likely: list[tuple[int, float]], absent: set[int], head: int, sighted: int, position: int = 4) -> list[int]:
@@ -182,6 +224,8 @@ def rounds_of(state: str, size: int) -> list[int]:
     said = [rounds] * PROGRAMS
     if state == "the end is missing":  # of int8 and int4 these are scales
         said[(size - 1) // CHUNK_BYTES % PROGRAMS] = rounds - 1
+    elif state == "scales of up are missing":
+        said[44] = 0  # of int4 below: all scales of gate have come
     elif state == "some are behind":
         for number in (5, 22, 23, 49):
             said[number] = number % rounds
@@ -191,7 +235,8 @@ def rounds_of(state: str, size: int) -> list[int]:
 @pytest.mark.parametrize(
     ("kind", "state"),
     [("float32", "some are behind"), ("bfloat16", "nothing"), ("bfloat16", "all"), ("float16", "some are behind"),
-     ("int8", "nothing"), ("int8", "the end is missing"), ("int4", "some are behind"), ("int4", "the end is missing")],
+     ("int8", "nothing"), ("int8", "the end is missing"), ("int4", "some are behind"), ("int4", "the end is missing"),
+     ("int4", "scales of up are missing")],
 )  # fmt: skip
 def test_bits_do_not_depend_on_how_much_of_a_block_has_come(kind: str, state: str) -> None:
     """Where it has come, pinned memory is not read any more, and what had not come is kept."""

@@ -24,7 +24,7 @@ def _told(progress, now, chunk, inside, PROGRAMS: tl.constexpr):
     told = tl.where(inside & (word >> 32 == now), word & 0xFFFFFFFF, 1 << 31)  # ended << 31 | rounds
     wanted = chunk // PROGRAMS
     here = tl.min(tl.where(inside, ((told & 0x7FFFFFFF) > wanted).to(tl.int64), 1), 1)  # [4]
-    coming = tl.max((told == wanted).to(tl.int64), 1)
+    coming = tl.max(((told == wanted) & (told > 0)).to(tl.int64), 1)
     return tl.sum((here | (coming << 4)) << tl.arange(0, 4), 0)
 
 

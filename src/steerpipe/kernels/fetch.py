@@ -1,4 +1,4 @@
-"""Blocks that may be wanted, read from pinned memory into lent slots while the link is idle: a prefix each.
+"""Blocks that may be wanted, read from pinned memory into lent slots while the link is idle: as much as comes.
 
 `foretell` has taken tickets for experts of the next layer and left a tag for each; the programs of `fetch` share one
 block after the other, chunk by chunk, and stop when that layer's router has looked. Nobody waits for them: whoever

@@ -45,7 +45,7 @@ class Looking:
     """
 
     tap_seconds: float = 0.0  # of a layer, while somebody predicts and does not rest
-    delay_seconds: float = 0.0  # from a router's decision until the forecast made of it is there
+    delay_seconds: float = 0.0  # from a router's decision until what is foretold from it can be sent for
     most: int | None = None  # blocks that one forecast sends for; None: as many as it names
     bytes_per_second: float | None = None  # of a guess; None: the link's
     # A router's decision and a token's end stop guesses until the next forecast is there; what is left of one that is

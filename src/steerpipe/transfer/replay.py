@@ -132,7 +132,8 @@ class _Run:
     def _is_asked_for(self, expert: ExpertId) -> bool:
         """Not what is on its way, but where a router's decision has stopped it."""
         state = self.ladder.table.state(expert)
-        return state is Residency.ABSENT or (self.machine.looking.stops and state is Residency.LOADING)
+        stopped = self.machine.looking.stops and state is Residency.LOADING and not self.ladder.decodes(expert)
+        return state is Residency.ABSENT or stopped
 
     def end(self) -> None:
         """The token's last layer was computed."""

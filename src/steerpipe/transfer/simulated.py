@@ -120,7 +120,7 @@ class SimulatedLadder:
         assert loading == self._fetching.keys(), "an expert is LOADING and not on its way, or the other way round"
         for expert in loading:
             places = sum(expert in lane.queue for lane in self.lanes) + (expert in self._without_ram)
-            places += self._decodes(expert)
+            places += self.decodes(expert)
             assert places == 1, f"{expert} stands in {places} queues"
             assert self.ram is None or self.ram.pins(expert) == (expert in self.link.queue), f"{expert}: RAM pins"
 
@@ -153,7 +153,8 @@ class SimulatedLadder:
     def _reader_is_free(self) -> bool:
         return self.link.idle and (self.decoder is None or self.decoder.has_room)
 
-    def _decodes(self, expert: ExpertId) -> bool:
+    def decodes(self, expert: ExpertId) -> bool:
+        """Whether all of it has moved, and it is being made compute-ready."""
         return self.decoder is not None and expert in self.decoder
 
     def _send(self, expert: ExpertId, deadline: float) -> bool:
@@ -184,7 +185,7 @@ class SimulatedLadder:
         """Begins the way up of one that has a slot, or hurries it on."""
         expert = transfer.expert
         self._fetching[expert] = transfer
-        if self._decodes(expert):
+        if self.decodes(expert):
             return  # nothing of it is left to move
         if self.disk is not None and expert not in self.link.queue:
             self._through_ram(transfer)
