@@ -16,8 +16,8 @@ from steerpipe.transfer.machine import Looking
 from steerpipe.transfer.replay import replay
 from steerpipe.transfer.trace_file import read_recording
 
-LOOKING = Looking(tap_seconds=5.7e-6, delay_seconds=41e-6, most=2, stops=True)  # notes/2026-11-15-prediction-gpu.md
-BETWEEN_SECONDS = 0.41e-3
+LOOKING = Looking(tap_seconds=6.4e-6, delay_seconds=40e-6, most=2, stops=True)  # notes/2026-11-15-prediction-gpu.md
+BETWEEN_SECONDS = 0.29e-3
 
 
 def main() -> None:
