@@ -45,9 +45,10 @@ def measure_rates(bench: "Bench", log: Log) -> Rates:
     between = statistics.median(each.host for each in plain)
     # a layer is timed on the device; of the host, whose speed changes within a run, the median of all points is taken
     spent = [(each.graph + between) / layers for each in plain]
-    hits = statistics.fmean(seconds for each, seconds in zip(plain, spent, strict=True) if not each.misses)
-    missing = [(each.misses, seconds) for each, seconds in zip(plain, spent, strict=True) if each.misses]
-    block, base = np.polyfit(*zip(*missing, strict=True), 1)
+    kinds = bench.shape.moe.top_k + 1  # of points; the first hits
+    hits = statistics.fmean(spent[::kinds])
+    missing = [at for at in range(len(plain)) if at % kinds]
+    block, base = np.polyfit([plain[at].misses for at in missing], [spent[at] for at in missing], 1)
     extra = float(base) - hits
     views = [bench.ladder.backing.view(number) for number in range(GUESSES)]
     return Rates(
@@ -101,8 +102,10 @@ class Point:
 def points(bench: "Bench") -> tuple[list[Point], list[Point]]:
     """Plain and tapped, in turn, for no to k experts that are missing in every layer; all of it ROUNDS times."""
     found: tuple[list[Point], list[Point]] = ([], [])
-    for new in [*range(bench.shape.moe.top_k + 1)] * ROUNDS:
-        for tapped in (False, True):
+    kinds = bench.shape.moe.top_k + 1
+    for number in range(ROUNDS * kinds):
+        new = number % kinds
+        for tapped in (False, True) if number // kinds % 2 == 0 else (True, False):
             with known(bench, new, tapped=tapped) as (source, routing):
                 steps, counts = bench.steps(source, routing, SETTLE, STEPS)
             host = statistics.median(whole - graph for whole, graph in zip(steps, bench.graphs, strict=True))

@@ -164,6 +164,8 @@ def test_what_is_left_of_a_guess_that_a_router_stops_is_asked_for_and_what_has_c
     assert spent(ALL_NEW, stops) == pytest.approx(2 * (new + 0.5 + 0.4 + 0.5), abs=FINE)
     early = replace(stops, layer_seconds=1.1)
     assert spent(ALL_NEW, early) == pytest.approx(2 * (1.1 + 0.4 + 1.0 + 1.1), abs=FINE)
+    decoded = replace(early, decoding=Decoding(0.3))  # all of it has moved, and it is not compute-ready yet
+    assert spent(ALL_NEW, decoded) == pytest.approx(2 * (1.1 + 0.4 + 1.3 + 1.3), abs=FINE)
 
 
 def test_who_sends_for_nobody_rests_and_then_costs_nothing() -> None:

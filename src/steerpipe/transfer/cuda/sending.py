@@ -34,8 +34,8 @@ class GuessSlots:
         self.slots = LentSlots(shelf, device, most)
         self.ring, self.tail, self.head = self.slots.ring, self.slots.tail, self.slots.head
         self.tags = torch.full((len(shelf.base), GUESSES), NOBODY, dtype=torch.int64, device=device)
-        self._owed: tuple[int, Callable[[], Sequence[SentBlock]]] | None = None
-        self._debtor = shelf.throttle  # of who has sent for what is owed: another may speak in the next step
+        # The layer, what was sent for, and the throttle of who did: another may speak in the next step.
+        self._owed: tuple[int, Callable[[], Sequence[SentBlock]], Throttle] | None = None
         found: dict[int, list[int]] = {layer: [] for layer in shelf.base}
         for number, expert in enumerate(shelf.experts):
             found[expert.layer].append(shelf.memory.absent[number])
@@ -70,17 +70,17 @@ class GuessSlots:
         self._settle_all(layer, sent, wanted, self._shelf.throttle)
 
     def owe(self, layer: int, sent: Callable[[], Sequence[SentBlock]]) -> None:
-        self._owed, self._debtor = (layer, sent), self._shelf.throttle
+        self._owed = layer, sent, self._shelf.throttle
 
     def collect(self) -> None:
         if self._owed is not None:
-            layer, sent = self._owed[0], self._owed[1]()
-            self._owed = layer, lambda: sent
+            layer, sent, throttle = self._owed[0], self._owed[1](), self._owed[2]
+            self._owed = layer, lambda: sent, throttle
 
     def settle_owed(self, wanted: Collection[int]) -> None:
         if self._owed is not None:
-            (layer, sent), self._owed = self._owed, None
-            self._settle_all(layer, sent(), wanted, self._debtor)
+            (layer, sent, throttle), self._owed = self._owed, None
+            self._settle_all(layer, sent(), wanted, throttle)
 
     def forget(self) -> list[int]:
         """After an interrupt, when the device is idle: nobody finds what was sent for. What is left in the ring."""
