@@ -31,7 +31,9 @@ def read_all(slots: Slots, experts: Tensor, x: Tensor, kept: Tensor) -> None:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize(("hidden", "width"), [(80, 48), (64, 16), (256, 192)])
+@pytest.mark.parametrize(
+    ("hidden", "width"), [(80, 48), (64, 16), pytest.param(256, 192, marks=pytest.mark.slow)]
+)  # fmt: skip
 def test_bits_do_not_depend_on_where_a_block_is_read_and_it_is_kept_whole(kind: str, hidden: int, width: int) -> None:
     slots = fill_slots(kind, hidden, width, 4)
     layout = plan_block(ExpertFormat(kind), hidden, width)

@@ -79,7 +79,7 @@ def sure(loaded: Loaded) -> tuple[Forecaster, Forecaster]:
     return Forecaster((Lookahead(one, high),)), Forecaster((head,))
 
 
-@pytest.mark.parametrize("form", ["int4", "bfloat16"])
+@pytest.mark.parametrize("form", ["int4", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_no_bit_depends_on_who_speaks_in_which_step(form: str) -> None:
     loaded, told = model(form), tokens(8, 1)
     lookahead, head = sure(loaded)

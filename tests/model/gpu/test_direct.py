@@ -105,7 +105,9 @@ def drive(loaded: Loaded, source: Any, forecaster: Forecaster | None = None) -> 
     return torch.cat(logits)
 
 
-@pytest.mark.parametrize(("form", "slots"), [("int4", 4), ("int4", 8), ("int8", 6), ("bfloat16", 6)])
+@pytest.mark.parametrize(
+    ("form", "slots"), [("int4", 4), pytest.param("int4", 8, marks=pytest.mark.slow), ("int8", 6), ("bfloat16", 6)]
+)
 def test_no_bit_depends_on_who_brings_an_expert(form: str, slots: int) -> None:
     with open_direct(model(form), slots) as source:
         assert torch.equal(drive(model(form), source), resident_bits(form))
