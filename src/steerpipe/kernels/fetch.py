@@ -1,9 +1,10 @@
 """Blocks that may be wanted, read from pinned memory into lent slots while the link is idle: as much as comes.
 
 `foretell` has taken tickets for experts of the next layer and left a tag for each; the programs of `fetch` share one
-block after the other, chunk by chunk, and stop when that layer's router has looked. Nobody waits for them: whoever
-wants a block reads what has come from its slot and the rest from pinned memory (experts_row.py). A word of progress
-carries its step's stamp, so one of an earlier step counts for nothing. Legend: N guesses, G programs, E experts.
+block after the other, chunk by chunk, and stop when that layer's router has looked. Whoever wants a block then reads
+what has come from its slot, waits for a chunk that is on its way, and reads the rest from pinned memory
+(experts_row.py). A word of progress carries its step's stamp, so one of an earlier step counts for nothing.
+Legend: N guesses, G programs, E experts.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Slots for guesses that the device fetches by itself: a predictor in the graph takes them, and the host follows.
 
 A guess is a part of a block. If its layer wants it, the kernels of that layer read the rest, and it stays; else its
-slot is free again. Nobody waits for a guess, and no entry of the table names it before its layer has run.
+slot is free again. No host waits for a guess, and no entry of the table names it before its layer has run.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
