@@ -144,7 +144,8 @@ def terms(
     looking = machine.looking
     if direct:
         looking = Looking(most=GUESSES, stops=True, bytes_per_second=rates.guess_bytes_per_second)
-        machine = replace(machine, slots=slots - supply_of(slots), chunk_bytes=CHUNK_BYTES, looking=looking)
+        lent = supply_of(slots, recording.top_k)
+        machine = replace(machine, slots=slots - lent, chunk_bytes=CHUNK_BYTES, looking=looking)
         yield "driver", machine
     if apart:
         machine = replace(

@@ -5,7 +5,7 @@ and kernels read codes and scales through a table of addresses (docs/adr/0008-cu
 E experts.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -55,6 +55,9 @@ class SentBlock:
     share: float
 
 
+Near = Mapping[int, Collection[int]]  # experts by layer
+
+
 class GuessLanding(Protocol):
     """Slots for guesses of a predictor in a step that runs by itself: it takes tickets, the host follows.
 
@@ -102,13 +105,16 @@ class GuessLanding(Protocol):
         """Before anything of the next step is queued: waits for what is owed, if anything is."""
         ...
 
-    def settle_owed(self, wanted: Collection[int]) -> None:
+    def settle_owed(self, wanted: Collection[int], near: Callable[[], Near]) -> None:
         """`settle` for them, if there are any: the next step's first layer has been followed, or rests."""
         ...
 
-    def settle(self, layer: int, sent: Sequence[SentBlock], wanted: Collection[int]) -> None:
+    def settle(
+        self, layer: int, sent: Sequence[SentBlock], wanted: Collection[int], near: Callable[[], Near]
+    ) -> None:  # fmt: skip
         """What was sent for a layer that has been followed, in the order of tickets, and who of them were wanted.
 
+        `near` says who is in use, and who is expected in the next layer: nobody of them gives up a slot for a guess.
         Nobody writes to their slots any more but the kernels of that layer. What an interrupted step has not settled
         is lost with `BlockSource.release`.
         """

@@ -81,8 +81,9 @@ class Stepper:
         with torch.inference_mode():
             if self._fetching is not None:
                 self._fetching.slots.collect()
-            questions = len(self._loaded.spec.moe_layers) if rests else None
-            self._follower.run(run, self._stamp, lambda: True, lambda: None, self._fetching, rests=questions)
+            words = None if tap is None else tap.words
+            questions = len(self._loaded.spec.moe_layers)
+            self._follower.run(run, self._stamp, lambda: True, lambda: None, self._fetching, words, rests=questions)
         return logits[0]
 
 

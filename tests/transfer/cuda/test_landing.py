@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from steerpipe.core.blocks import DirectReads
 from steerpipe.core.errors import ConfigError, TransferError
 from steerpipe.transfer.cuda.copier import HostCopier
-from steerpipe.transfer.cuda.landing import PINNED, supply_of
+from steerpipe.transfer.cuda.landing import LAYERS_LENT, PINNED, supply_of
 from steerpipe.transfer.cuda.lent import MOST_SUPPLIED, RING
 from steerpipe.transfer.cuda.source import CudaSource
 from tests.transfer.cuda.blocks import CPU, EXPERTS, NAMES, backing, contents, made_up
@@ -314,7 +314,7 @@ def test_a_layer_that_was_followed_is_not_followed_twice() -> None:
 def test_a_lease_has_the_slots_that_are_not_lent() -> None:
     machine = Machine(3, 8)
     with machine.source as source:
-        assert supply_of(8) == 2
+        assert supply_of(8, routed=4) == 2
         assert source.serves(4) and not source.serves(5)
         machine.lease(1, ALL)
         machine.step([[0, 1], [2, 3], [4, 5]])
@@ -322,9 +322,11 @@ def test_a_lease_has_the_slots_that_are_not_lent() -> None:
         machine.check()
 
 
-@pytest.mark.parametrize(("slots", "supplied"), [(4, 1), (32, 8), (128, 32), (6000, MOST_SUPPLIED)])
-def test_the_ring_takes_a_quarter_of_the_slots_at_most(slots: int, supplied: int) -> None:
-    assert supply_of(slots) == supplied
+@pytest.mark.parametrize(
+    ("slots", "routed", "supplied"), [(4, 2, 1), (32, 4, 8), (128, 4, 4 * LAYERS_LENT), (6000, 32, MOST_SUPPLIED)]
+)
+def test_the_ring_takes_a_quarter_of_the_slots_at_most(slots: int, routed: int, supplied: int) -> None:
+    assert supply_of(slots, routed) == supplied
 
 
 def test_a_source_reads_directly_only_where_it_is_told_to_or_has_a_gpu() -> None:

@@ -206,10 +206,8 @@ class Machine:
                 ticket = landing.follow(layer.layer, layer.posted, ticket)
                 followed = layer.order + 1
                 self.streams.some()
-                if named is not None and layer.order == 0:
-                    self.guesses.settle_owed(layer.posted.sent)
-                elif named is not None:
-                    self.guesses.settle(layer.layer, self._mail(layer), layer.posted.sent)
+                if named is not None:
+                    self._settle(layer, layer.posted.sent, named)
                 self.streams.some()
             if named is not None:
                 self.guesses.owe(NAMES[0], lambda layer=self.first: self._mail(layer))  # type: ignore[misc]
@@ -234,6 +232,18 @@ class Machine:
                 self.streams.branch(FETCH, layer.fetch)
             self.streams.launch(before.run)
         self.streams.launch(self.first.stop)
+
+    def _settle(self, layer: Layer, wanted: Sequence[int], named: Sequence[Sequence[int]]) -> None:
+        """Nobody who is in use or expected in the next layer gives up a slot for a guess."""
+        shelf, following = self.source._shelf, (layer.order + 1) % len(NAMES)
+        near = {NAMES[following]: named[following], layer.layer: layer.chosen}
+        here = [shelf.base[name] + each for name, experts in near.items() for each in experts]
+        here = [number for number in here if shelf.here[number]]
+        if layer.order == 0:
+            self.guesses.settle_owed(wanted, lambda: near)
+        else:
+            self.guesses.settle(layer.layer, self._mail(layer), wanted, lambda: near)
+        assert all(shelf.here[number] for number in here)
 
     def _mail(self, layer: Layer) -> list[SentBlock]:
         self.streams.until(lambda: layer.mail is not None)

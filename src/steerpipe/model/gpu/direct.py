@@ -75,17 +75,17 @@ class Follower:
 
     def run(
         self, step: Callable[[], None], stamp: int, finished: Callable[[], bool], wait: Callable[[], None],
-        fetching: Fetching | None = None, *, rests: int | None = None,
+        fetching: Fetching | None = None, words: Mailbox | None = None, *, rests: int = 0,
     ) -> None:  # fmt: skip
-        """`step` queues it; `finished` and `wait` ask and wait for the device. `fetching`: of who predicts in it;
-        `rests`: nobody does, and so many questions less are left until the next try.
+        """`step` queues it; `finished` and `wait` ask and wait for the device. `fetching`: of who ever predicts;
+        `words`: of the tap that speaks; None: nobody does, and `rests` questions less are left until the next try.
 
         An error (an interrupt) comes after the step has run and the table is true again.
         """
         first = self._landing.begin()
         done = 0
         try:
-            if fetching is not None and rests is not None:
+            if fetching is not None and words is None:
                 fetching.slots.rest(rests)
             elif fetching is not None:
                 fetching.slots.begin()
@@ -95,8 +95,8 @@ class Follower:
                 reads = self._mailbox.take_reads(order, stamp, finished)
                 ticket = self._landing.follow(layer, reads, ticket)
                 done = order + 1
-                if fetching is not None and rests is None:
-                    fetching.settle(order, stamp, reads.sent, finished)
+                if fetching is not None and words is not None:
+                    fetching.settle(order, stamp, reads, words, finished)
         except BaseException:
             wait()
             self._catch_up(first, done, stamp)

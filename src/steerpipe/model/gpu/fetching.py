@@ -3,16 +3,16 @@
 Legend: L MoE layers, k experts per row, n experts that are named, N guesses of a layer.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from steerpipe.core.blocks import GUESSES, GuessLanding
+from steerpipe.core.blocks import GUESSES, DirectReads, GuessLanding, Near
 from steerpipe.kernels.fetch import PROGRAMS, Fetched, fetch, stop
 from steerpipe.kernels.foretell import Sending
 from steerpipe.kernels.router import Guessed
-from steerpipe.model.gpu.mailbox import Mailbox
+from steerpipe.model.gpu.mailbox import Mailbox, likely
 
 NAMED = 8
 PRIORITY = -2  # of its stream: few programs that the link works for
@@ -68,13 +68,22 @@ class Fetching:
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
 
-    def settle(self, order: int, stamp: int, wanted: Collection[int], finished: Callable[[], bool]) -> None:
-        """The host's part, when that layer of step `stamp` was followed; `wanted` of what had been sent for."""
+    def settle(
+        self, order: int, stamp: int, reads: DirectReads, words: Mailbox, finished: Callable[[], bool]
+    ) -> None:  # fmt: skip
+        """The host's part, when that layer of step `stamp` was followed. `words`: of the tap that speaks in it."""
         last = len(self._layers) - 1
+
+        def near() -> Near:
+            following = self._layers[self._after(order)[1]]
+            named = likely(words.wait(order, stamp, finished))
+            return {following: named, self._layers[order]: reads.routed}
+
         if order == 0:
-            self.slots.settle_owed(wanted)
+            self.slots.settle_owed(reads.sent, near)
         else:  # it stopped when the layer's router looked
-            self.slots.settle(self._layers[order], self.mail.take_sent(order - 1, stamp, finished), wanted)
+            sent = self.mail.take_sent(order - 1, stamp, finished)
+            self.slots.settle(self._layers[order], sent, reads.sent, near)
         if order == last:
             self.slots.owe(self._layers[0], lambda: self.mail.take_sent(last, stamp, finished))
 

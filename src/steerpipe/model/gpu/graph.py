@@ -143,9 +143,8 @@ class StepGraphs:
         """Who is throttled has a layer's questions less before him; who is not asked has as many as before."""
         stream, fetching = torch.cuda.current_stream(), None if self._branches is None else self._branches.fetching
         layers = 0 if branch is None else len(self._network.spec.moe_layers)
-        follower.run(
-            graph.replay, self._stamp, stream.query, stream.synchronize, fetching, rests=layers if rests else None
-        )
+        words = None if rests or branch is None or branch.tap is None else branch.tap.words
+        follower.run(graph.replay, self._stamp, stream.query, stream.synchronize, fetching, words, rests=layers)
 
     def _replay_served(self, graph: torch.cuda.CUDAGraph, branch: Branch | None, *, rests: bool) -> None:
         """From the replay to the last layer's service nothing may wait for the device: it may be waiting for us."""

@@ -6,7 +6,7 @@ missed and what it kept: kernels/router.py.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -15,11 +15,17 @@ from torch import Tensor
 
 from steerpipe.core.blocks import DirectReads, SentBlock
 from steerpipe.kernels.fetch import NOBODY, WHOLE
+from steerpipe.kernels.foretell import LEAST_PROBABILITY, SURE
 
 _EXPERT = 0xFFFFFFFF  # mask of the lower half; all ones: this pair has no expert
 LANDED, MISSED, SENT, INDEX = 1 << 16, 1 << 17, 1 << 18, 0xFFFF  # of the lower half, where a step reads by itself
 _SPIN = 2_000  # polls of under 1 us before other threads get a turn; a layer takes 50 us
 _ASK_DEVICE = 50_000  # polls between two looks at the device
+
+
+def likely(words: Sequence[int]) -> list[int]:
+    """Of the words of a tap: experts that are named with LEAST_PROBABILITY at least, the likeliest first."""
+    return [word & INDEX for word in words if (word >> 16 & SURE) / SURE >= LEAST_PROBABILITY]
 
 
 class Mailbox:

@@ -5,9 +5,7 @@ on to the source. Legend: L MoE layers, h horizons.
 from collections.abc import Sequence
 
 from steerpipe.core.blocks import Guessing
-from steerpipe.kernels.foretell import LEAST_PROBABILITY
-from steerpipe.model.gpu.mailbox import Mailbox
-from steerpipe.model.gpu.tap import probabilities_of
+from steerpipe.model.gpu.mailbox import Mailbox, likely
 
 
 class Steer:
@@ -65,7 +63,7 @@ class Steer:
     def _heard(self, target: int, words: Sequence[int]) -> bool:
         if target < self._served:
             return False
-        self._said[target] = [each for each, likely in probabilities_of(words) if likely >= LEAST_PROBABILITY]
+        self._said[target] = likely(words)
         self._unsaid = True
         return target == self._served
 

@@ -4,7 +4,7 @@ A trained head is a product of low rank beside the target's own router (predict/
 looks ahead. Legend: L MoE layers, h horizons, n experts that are named, H hidden, E experts, r rank.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -13,14 +13,13 @@ from torch import Tensor
 from steerpipe.kernels.foretell import Correction, HeadInputs, foretell, look
 from steerpipe.kernels.linear import row_linear
 from steerpipe.model.gpu.fetching import NAMED, Fetching
-from steerpipe.model.gpu.mailbox import Mailbox
+from steerpipe.model.gpu.mailbox import INDEX, Mailbox
 from steerpipe.model.gpu.rows import Step
 from steerpipe.model.moe import MoeWeights
 from steerpipe.model.spec import ModelSpec
 from steerpipe.model.weights import ModelWeights
 
 PRIORITY = -2  # of its stream: its few kernels go before all others; the step's own are -1, a shared expert's 0
-_EXPERT, _PROBABILITY = 0xFFFF, 0x7FFF  # masks of a word's parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ class Tap:
         """Waits for what was named for a layer that the tap decides: its experts, ascending."""
         words = self.words.wait((order - 1) * self.forecaster.horizon, stamp, finished)
         top_k = self.spec.moe(self.spec.moe_layers[order]).top_k
-        return sorted({word & _EXPERT for word in words[:top_k]})
+        return sorted({word & INDEX for word in words[:top_k]})
 
     def look(self, seen: Sighted, step: Step) -> None:
         """Queues the tap on its branch, behind what is queued now on the current stream and on the step's side."""
@@ -171,8 +170,3 @@ class Tap:
             experts=step.experts[target] if decided else None, gates=step.gates[target] if decided else None,
             sending=self.fetching.sending(order) if self.fetching is not None and number == 0 else None,
         )  # fmt: skip
-
-
-def probabilities_of(words: Sequence[int]) -> list[tuple[int, float]]:
-    """(expert, probability) of the words of one answer."""
-    return [(word & _EXPERT, (word >> 16 & _PROBABILITY) / _PROBABILITY) for word in words]

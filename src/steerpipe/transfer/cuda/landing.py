@@ -24,19 +24,23 @@ from steerpipe.transfer.cuda.shelf import Shelf
 from steerpipe.transfer.queue import Reason
 
 LEAST_SLOTS = 32  # with fewer, leases and batches want every slot for themselves
+LAYERS_LENT = 2
 PINNED = -(1 << 63)  # the sign bit of an entry: the address is one in pinned memory
 
 
-def supply_of(slots: int) -> int:
-    """How many of them lie in the ring, a quarter at most: the host may lag by ten layers that miss three experts."""
-    return min(MOST_SUPPLIED, slots // 4)
+def supply_of(slots: int, routed: int) -> int:
+    """How many of them lie in the ring, a quarter at most, where a layer wants `routed` experts.
+
+    They hold nobody meanwhile, so there are few: for a layer, and for another one while the host follows the first.
+    """
+    return min(MOST_SUPPLIED, slots // 4, LAYERS_LENT * routed)
 
 
 def can_land(shelf: Shelf) -> bool:
     """Whether kernels can read every block, at the link's own pace, and are told in order what is theirs."""
     views = all(shelf.backing.view(number) for number in range(len(shelf.experts)))
     paced = isinstance(shelf.copier, PacedCopier)
-    return views and not paced and shelf.copier.orders_words and supply_of(shelf.table.least_slots) > 0
+    return views and not paced and shelf.copier.orders_words and supply_of(shelf.table.least_slots, routed=1) > 0
 
 
 class SlotRing:
@@ -50,12 +54,11 @@ class SlotRing:
         views = [shelf.backing.view(number) for number in range(len(shelf.experts))]
         assert all(views), "every block has a place that kernels can read"
         self._shelf, self._ahead, self._server, self._closing = shelf, ahead, server, closing
-        self._adopted: set[int] = set()  # in this step
         self._last_layer = list(shelf.base)[-1]
         shelf.memory.absent = [view | PINNED for view in views]
-        self._slots = LentSlots(shelf, device, supply_of(shelf.table.least_slots))
+        self._slots = LentSlots(shelf, device, min(MOST_SUPPLIED, shelf.table.least_slots // 4))
         most = guesses_of(shelf.table.least_slots)
-        self.guesses = GuessSlots(shelf, device, most, self._slots, self._adopted) if most else None
+        self.guesses = GuessSlots(shelf, device, most) if most else None
         shelf.copier.drain()  # the zeros are written
         for entry, absent in zip(shelf.memory.entries, shelf.memory.absent, strict=True):
             shelf.copier.write(entry, absent)
@@ -96,7 +99,6 @@ class SlotRing:
             self._ahead.drop(set())
         self._shelf.now += 1
         self._shelf.served = True
-        self._adopted.clear()
         return self._slots.taken
 
     def follow(self, layer: int, reads: DirectReads, ticket: int) -> int:
@@ -112,7 +114,8 @@ class SlotRing:
         shelf.table.touch_many(numbers, shelf.now)
         # Not for a layer that is followed again: a later one's slot may be half adopted then, and is in the ring still.
         if self._slots.taken > before or (reads.missed and self._slots.empty):
-            self._slots.supply({*self._adopted, *shelf.guessed})
+            self._slots.most = supply_of(shelf.table.least_slots, len(numbers))
+            self._slots.supply({*numbers, *shelf.guessed})
         self._count(numbers, missed, len(reads.sent))
         shelf.passed = base  # its router has posted: earlier layers have run
         shelf.pump()
@@ -179,7 +182,6 @@ class SlotRing:
             shelf.table.adopt(number, slot)
             shelf.copier.write(shelf.memory.entries[number], shelf.memory.addresses[slot])
             shelf.here[number] = 1
-            self._adopted.add(number)
         self._slots.taken = ticket + 1
 
     def _count(self, numbers: Sequence[int], missed: set[int], sent: int) -> None:

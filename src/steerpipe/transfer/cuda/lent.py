@@ -14,7 +14,7 @@ from steerpipe.transfer.cuda.shelf import Shelf
 
 RING = 64  # words; at most half of them are in use, so none is overwritten that a kernel may still read
 MOST_SUPPLIED = RING // 2
-NOMINEES = 16  # victims that are chosen at once
+NOMINEES = 8  # victims that are chosen at once: who comes meanwhile is not among them
 
 
 class LentSlots:
@@ -48,13 +48,16 @@ class LentSlots:
         assert self.taken < self._supplied, f"ticket {self.taken} of {self._supplied}"
         return self._slots[self.taken % RING]
 
-    def supply(self, sparing: Collection[int]) -> None:
-        """Fills the ring. The tail comes last: whoever sees it finds none of the old owners in the table."""
+    def supply(self, sparing: Collection[int], *, strict: bool = False) -> None:
+        """Fills the ring. The tail comes last: whoever sees it finds none of the old owners in the table.
+
+        `sparing`: who keeps his slot as long as there are others; `strict`: in any case.
+        """
         shelf, table = self._shelf, self._shelf.table
         wanted = self.most - (self._supplied - self.taken)
         if table.nominees < wanted and table.free_slots + len(table.lingering) < wanted:
             table.nominate(max(wanted, NOMINEES), shelf.now)
-        for slot in shelf.lend(max(0, wanted), sparing):
+        for slot in shelf.lend(max(0, wanted), sparing, strict=strict):
             at = self._supplied % RING
             self._slots[at] = slot
             self._supplied += 1

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from steerpipe.core.blocks import GUESSES, SentBlock
+from steerpipe.core.blocks import GUESSES, Near, SentBlock
 from steerpipe.transfer.cuda.lent import LentSlots
 from steerpipe.transfer.cuda.shelf import Shelf
 from steerpipe.transfer.queue import Reason
@@ -27,15 +27,14 @@ def guesses_of(slots: int) -> int:
 class GuessSlots:
     """See `core.blocks.GuessLanding`. One thread, the copier's. Lends slots only while somebody predicts."""
 
-    def __init__(self, shelf: Shelf, device: torch.device, most: int, misses: LentSlots, adopted: set[int]) -> None:
-        """`misses` gives up as many slots meanwhile; `adopted`: who came in this step, and is spared."""
-        self._shelf, self._misses, self._adopted = shelf, misses, adopted
-        self._of_misses = misses.most
+    def __init__(self, shelf: Shelf, device: torch.device, most: int) -> None:
+        self._shelf = shelf
         self.slots = LentSlots(shelf, device, most)
         self.ring, self.tail, self.head = self.slots.ring, self.slots.tail, self.slots.head
         self.tags = torch.full((len(shelf.base), GUESSES), NOBODY, dtype=torch.int64, device=device)
         # The layer, what was sent for, and the throttle of who did: another may speak in the next step.
         self._owed: tuple[int, Callable[[], Sequence[SentBlock]], Throttle] | None = None
+        self._near: set[int] = set()  # who was in use or expected when slots were lent last
         found: dict[int, list[int]] = {layer: [] for layer in shelf.base}
         for number, expert in enumerate(shelf.experts):
             found[expert.layer].append(shelf.memory.absent[number])
@@ -52,8 +51,7 @@ class GuessSlots:
         return self._shelf.throttle.closed
 
     def rest(self, layers: int) -> None:
-        self.settle_owed(())
-        self._misses.most = self._of_misses
+        self.settle_owed((), dict)
         if not self.slots.empty:
             self.slots.withdraw()
         for _ in range(layers):
@@ -61,13 +59,14 @@ class GuessSlots:
 
     def begin(self) -> None:
         if self.slots.empty:
-            self._misses.most = self._of_misses - self.slots.most
-            self.slots.supply(())
+            self.slots.supply(self._near, strict=True)
             copier = self._shelf.copier
             copier.join(copier.copied())  # a tail from before `withdraw` must not be seen
 
-    def settle(self, layer: int, sent: Sequence[SentBlock], wanted: Collection[int]) -> None:
-        self._settle_all(layer, sent, wanted, self._shelf.throttle)
+    def settle(
+        self, layer: int, sent: Sequence[SentBlock], wanted: Collection[int], near: Callable[[], Near]
+    ) -> None:  # fmt: skip
+        self._settle_all(layer, sent, wanted, near, self._shelf.throttle)
 
     def owe(self, layer: int, sent: Callable[[], Sequence[SentBlock]]) -> None:
         self._owed = layer, sent, self._shelf.throttle
@@ -77,10 +76,10 @@ class GuessSlots:
             layer, sent, throttle = self._owed[0], self._owed[1](), self._owed[2]
             self._owed = layer, lambda: sent, throttle
 
-    def settle_owed(self, wanted: Collection[int]) -> None:
+    def settle_owed(self, wanted: Collection[int], near: Callable[[], Near]) -> None:
         if self._owed is not None:
             (layer, sent, throttle), self._owed = self._owed, None
-            self._settle_all(layer, sent(), wanted, throttle)
+            self._settle_all(layer, sent(), wanted, near, throttle)
 
     def forget(self) -> list[int]:
         """After an interrupt, when the device is idle: nobody finds what was sent for. What is left in the ring."""
@@ -98,7 +97,8 @@ class GuessSlots:
         self.slots.check(0 if self._owed is None else len(self._owed[1]()))
 
     def _settle_all(
-        self, layer: int, sent: Sequence[SentBlock], wanted: Collection[int], throttle: Throttle
+        self, layer: int, sent: Sequence[SentBlock], wanted: Collection[int], near: Callable[[], Near],
+        throttle: Throttle,
     ) -> None:  # fmt: skip
         """`throttle`: of who has sent for them."""
         shelf, base = self._shelf, self._shelf.base[layer]
@@ -108,7 +108,8 @@ class GuessSlots:
         if sent:
             begun = [each.expert for each in sent if each.share]
             throttle.settle(len(begun), sum(each in wanted for each in begun))
-            self.slots.supply({*self._adopted, *shelf.guessed})
+            self._near = {shelf.base[each] + expert for each, experts in near().items() for expert in experts}
+            self.slots.supply(self._near | shelf.guessed.keys(), strict=True)
         throttle.allows()
 
     def _settle(self, number: int, share: float, wanted: bool, slot: int) -> None:
@@ -122,7 +123,6 @@ class GuessSlots:
             shelf.table.adopt(number, slot)
             shelf.copier.write(shelf.memory.entries[number], shelf.memory.addresses[slot])
             shelf.here[number] = 1
-            self._adopted.add(number)
         else:  # as a landing that has come twice: the slot is the next to be lent
             shelf.table.give_back(slot)
         if wanted:

@@ -110,10 +110,16 @@ class Stock:
             self.settle_marked()
         return coming
 
-    def lend(self, count: int, sparing: Collection[int]) -> list[int]:
-        """Up to `count` slots without owners, cleared for who is told of them over the copy stream."""
+    def lend(self, count: int, sparing: Collection[int], *, strict: bool) -> list[int]:
+        """Up to `count` slots without owners, cleared for who is told of them over the copy stream.
+
+        Who is spared gives up his slot where there is no other, unless it is `strict`.
+        """
         slots: list[int] = []
-        while len(slots) < count and (place := self.table.reserve(self.now, sparing) or self.table.reserve(self.now)):
+        while len(slots) < count:
+            place = self.table.reserve(self.now, sparing) or (None if strict else self.table.reserve(self.now))
+            if place is None:
+                break
             slots.append(place.slot)
             self._given.append(place.slot)
             if place.evicted is not None:
