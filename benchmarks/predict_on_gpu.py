@@ -155,6 +155,7 @@ class Bench:
         return found | {
             "live_ms": mean * 1e3, "median_ms": statistics.median(steps) * 1e3,
             "graph_ms": statistics.fmean(self.graphs) * 1e3, "steps_us": [round(each * 1e6) for each in steps],
+            "graphs_us": [round(each * 1e6) for each in self.graphs],
             "moved_mb": moved / 1e6, "link_utilisation": moved / self.link / mean,
         }  # fmt: skip
 

@@ -50,10 +50,14 @@ def measure_rates(bench: "Bench", log: Log) -> Rates:
     missing = [at for at in range(len(plain)) if at % kinds]
     block, base = np.polyfit([plain[at].misses for at in missing], [spent[at] for at in missing], 1)
     extra = float(base) - hits
+    taps = [
+        statistics.median(more.graph - less.graph for less, more in pairs[kind::kinds]) / layers
+        for kind in range(kinds)
+    ]
     views = [bench.ladder.backing.view(number) for number in range(GUESSES)]
     return Rates(
         hits, max(0.0, -extra), max(0.0, extra), float(block),
-        tap=statistics.median(more.graph - less.graph for less, more in pairs) / layers,
+        tap=taps[0], tap_more=tuple(each - taps[0] for each in taps[1:]),
         between=between, host=statistics.median(more.host - less.host for less, more in pairs),
         guess_bytes_per_second=fetch_rate(views, bench.shape.layout.block_bytes),
     )  # fmt: skip

@@ -5,6 +5,7 @@ PYTHONPATH=src:. python benchmarks/predict_rows.py --forecasts FILE --json FILE 
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from steerpipe.core.blocks import GUESSES
 from steerpipe.kernels.foretell import LEAST_PROBABILITY
 from steerpipe.store.policies import HALF_LIFE_TOKENS
 from steerpipe.transfer.cuda.landing import supply_of
+from steerpipe.transfer.cuda.sending import guesses_of
 from steerpipe.transfer.machine import Looking, Machine, slots_of_share
 from steerpipe.transfer.recorded import Recording
 from steerpipe.transfer.replay import replay
@@ -45,7 +47,8 @@ class Row:
 class Rates:
     """Seconds: a layer that hits, what of it goes on beside a miss, what a layer adds that misses any, a block.
 
-    `tap`: what heads at every router add to a layer on the device, `host`: to a step's host. Of a step, `end`: from
+    `tap`: what heads at every router add to a layer on the device that hits, `tap_more`: beyond that to one that misses
+    one, two ...; `host`: to a step's host. Of a step, `end`: from
     its last layer to the end of its graph; `between`: of the host, until the next. `delay`: from a router until what
     its tap says is sent for. `experts`: from a router to the end of its layer where that hits. None: as `Machine` has
     it.
@@ -62,6 +65,7 @@ class Rates:
     experts: float | None = None
     guess_bytes_per_second: float | None = None
     host: float = 0.0
+    tap_more: tuple[float, ...] = ()
 
 
 ROWS = (
@@ -131,7 +135,8 @@ def terms(
 ) -> Iterator[tuple[str, Machine]]:
     """The machine, with one more of what a live run pays each time. The first: slots and rates alone.
 
-    `predicts`: somebody does in this run, so its host takes longer between two steps.
+    `predicts`: somebody does in this run, so slots are lent for his guesses, of which replay has GUESSES in use, and
+    the host takes longer between two steps.
     """
     slots, size = slots_of_share(share, recording.all_experts), found["block_bytes"]
     machine = Machine(
@@ -144,7 +149,7 @@ def terms(
     looking = machine.looking
     if direct:
         looking = Looking(most=GUESSES, stops=True, bytes_per_second=rates.guess_bytes_per_second)
-        lent = supply_of(slots, recording.top_k)
+        lent = supply_of(slots, recording.top_k) + (guesses_of(slots) - GUESSES if predicts else 0)
         machine = replace(machine, slots=slots - lent, chunk_bytes=CHUNK_BYTES, looking=looking)
         yield "driver", machine
     if apart:
@@ -161,7 +166,7 @@ def terms(
             beside_seconds=rates.experts - recording.top_k * each, expert_seconds=each, ask_seconds=late - each,
         )  # fmt: skip
         yield "experts", machine
-    looking = replace(looking, tap_seconds=max(0.0, rates.tap))
+    looking = replace(looking, tap_seconds=max(0.0, rates.tap), tap_more=tuple(rates.tap_more))
     if predicts:
         machine = replace(machine, between_seconds=max(0.0, machine.between_seconds + rates.host))
     yield "tap", replace(machine, looking=looking)
@@ -205,14 +210,20 @@ def shares(found: dict[str, Any]) -> list[dict[str, Any]]:
         ]
         live = by_tokens(found, share, (LFRU, AGAIN)) - by_tokens(found, share, (name,))
         parts = {term: live / (plain[term] - ms[term]) for term in ms if plain[term] - ms[term] > LEAST * ms[term]}
-        lines.append({"row": name, "share": share, "live_ms": live, "rounds_ms": gains, "of_replay": parts})
+        device = by_tokens(found, share, (LFRU, AGAIN), "graph") - by_tokens(found, share, (name,), "graph")
+        line = {"row": name, "share": share, "live_ms": live, "device_ms": device}
+        lines.append(line | {"rounds_ms": gains, "of_replay": parts})
     return lines
 
 
-def by_tokens(found: dict[str, Any], share: float, names: tuple[str, ...]) -> float:
-    """Milliseconds of a token: the mean over tokens of the median over runs; of a note, the median of its means."""
+def by_tokens(found: dict[str, Any], share: float, names: tuple[str, ...], what: str = "step") -> float:
+    """Milliseconds of a token: the mean over tokens of the median over runs; of a note, the median of its means.
+
+    `what`: a step, or by the device's clock its graph.
+    """
     own = [line for line in found["lines"] if line["row"] in names and line["share"] == share]
-    runs = [line.get("steps_us", [1e3 * line["live_ms"]]) for line in own]
+    mean = {"step": "live_ms", "graph": "graph_ms"}[what]
+    runs = [line.get(f"{what}s_us", [1e3 * line.get(mean, math.nan)]) for line in own]
     return statistics.fmean(statistics.median(each) for each in zip(*runs, strict=True)) / 1e3
 
 

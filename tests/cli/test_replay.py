@@ -39,6 +39,7 @@ def test_a_recorded_run_is_placed_between_on_demand_and_resident(tmp_path: Path)
     said = json.loads(CliRunner().invoke(app, [*perfect, *costs]).stdout)["machine"]["looking"]
     assert said == {
         "tap_seconds": 50 / 1e6, "delay_seconds": 900 / 1e6, "most": 1, "bytes_per_second": 5e8, "stops": True,
+        "tap_more": [],
     }  # fmt: skip
     shown = CliRunner().invoke(app, [*words, "--tokens", "40", "--warmup", "0"])
     assert shown.exit_code == 0 and "TPOT" in shown.stdout

@@ -9,6 +9,10 @@ import torch
 from steerpipe import Pipeline
 from steerpipe.core.timeline import Timeline, overlap_seconds
 from steerpipe.intake.edits import paste
+from steerpipe.predict.files import save
+from steerpipe.predict.sight import Decision
+from steerpipe.predict.trajectory import Trajectory
+from steerpipe.predict.trajectory_networks import Architecture, build
 from steerpipe.predict.trials import Trials
 from steerpipe.runtime.predicting import Choice
 from steerpipe.tiny import write_tiny
@@ -118,6 +122,28 @@ def test_a_model_never_seen_looks_ahead_and_a_switch_ends_it(tiny_model: Path) -
     with Pipeline(tiny_model, **SETTINGS, fast_memory="50%", predict="off") as silent:
         assert silent.prediction is not None and silent.prediction.steering is None
         assert bits(silent) == expected
+
+
+def test_a_transformer_beside_the_model_is_asked_where_the_host_serves(tmp_path: Path) -> None:
+    folder, name = tmp_path / "model", "transformer (layers), 2 ahead"
+    write_tiny("qwen2_moe", folder, num_experts=24, num_experts_per_tok=4, num_hidden_layers=4)
+    expected = whole_bits(folder)
+    networks = {Decision(target, 2): build(Architecture.TRANSFORMER, 24, 10) for target in range(4)}
+    (folder / "predictors").mkdir()
+    save(Trajectory(Architecture.TRANSFORMER, 24, networks), folder / "predictors" / "trajectory.safetensors")
+    with Pipeline(folder, **SETTINGS, fast_memory="50%", pin="0") as served:
+        choice = force(served, 4, 1)
+        for _ in range(2):
+            assert bits(served) == expected
+        apart = choice._speakers[-1]
+        asked = apart.predictor.questions
+        assert apart.name == name and asked.possible >= asked.asked >= max(1, asked.in_time)
+        assert 0 < asked.seconds < 0.1 and "us a question beside layers of" in served.prediction.beside()  # type: ignore[union-attr,operator]
+        assert 0 < choice.scorecard.total(name).decisions <= asked.asked
+        served.experts.check_integrity()  # type: ignore[union-attr]
+    with Pipeline(folder, **SETTINGS, fast_memory="50%") as direct:
+        assert len(choice_of(direct)._speakers) == 1 and bits(direct) == expected
+        assert "--pin 0" in direct.prediction.lines()[1]  # type: ignore[union-attr]
 
 
 def test_heads_foresee_most_of_what_is_missing() -> None:

@@ -139,10 +139,11 @@ def test_clients_see_one_format_wherever_it_was_counted() -> None:
     counted = np.array([[1, 4, 3, 2, 1, 2, 1, 1], [2, 8, 6, 4, 3, 2, 2, 0]])
     for _ in range(2):
         card.card.add("heads, 1 ahead", counted)
-    made = Prediction(10.0, choice, eviction=lambda: "eviction by the reuse forecast: on")
+    made = Prediction(10.0, choice, eviction=lambda: "eviction by the reuse forecast: on", beside=lambda: "c")
     said, state = made.as_json(), prediction_state(made)
     assert said is not None and state is not None and state.block_bytes == 10.0
     assert said["eviction"] == state.eviction == "eviction by the reuse forecast: on"
+    assert said["beside"] == state.beside == made.lines()[0] == "c"
     own = said["scores"]["heads, 1 ahead"]
     assert own["missing"] == 12 and own["recall_on_misses"] == 8 / 12 and own["precision"] == 6 / 8
     assert own["layers"] == {"missing": [4, 8], "foreseen": [2, 6], "sent": [4, 4], "used": [2, 4]}

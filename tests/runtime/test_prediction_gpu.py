@@ -10,9 +10,15 @@ import torch
 
 from steerpipe import Pipeline
 from steerpipe.model.weights import ModelWeights, build_weights
+from steerpipe.predict.files import save
 from steerpipe.predict.head import Input, input_width
 from steerpipe.predict.lookahead import RouterLookahead
 from steerpipe.predict.routers import routers_of_weights
+from steerpipe.predict.sight import Decision
+from steerpipe.predict.trajectory import Trajectory
+from steerpipe.predict.trajectory_networks import Architecture, build
+from steerpipe.predict.trials import Verdict
+from steerpipe.predict.window import Window
 from steerpipe.runtime.models import find_model, open_model
 from steerpipe.runtime.prediction import predictors_for
 from steerpipe.store.reader import Pack
@@ -20,7 +26,7 @@ from steerpipe.store.reader import Pack
 pytest.importorskip("triton")
 
 from steerpipe.model.gpu.tap import Head, Lookahead
-from steerpipe.runtime.prediction_gpu import _why_not, speaker_of, spread
+from steerpipe.runtime.prediction_gpu import _why_not, beside_line, history_for, speaker_of, spread, why_silent
 
 
 @functools.cache
@@ -96,3 +102,47 @@ def test_it_is_said_why_nobody_predicts() -> None:
         assert "too few slots" in (_why_not(few, spec, exact=True) or "")
     with Pipeline(device="cpu", fast_memory="25%", predict="off", profile=False) as pipe:
         assert pipe.prediction is not None and pipe.prediction.lines() == []
+
+
+def history(horizon: int = 2, layers: int = 24, **more: Any) -> Trajectory:
+    """One network in the place of all."""
+    network = build(Architecture.TRANSFORMER, 60, 10)
+    networks = dict.fromkeys([Decision(target, horizon) for target in range(layers)], network)
+    return Trajectory(Architecture.TRANSFORMER, 60, networks, **more)
+
+
+def test_a_transformer_is_asked_where_the_host_serves_and_tells_its_microseconds(tmp_path: Path) -> None:
+    pack, weights = nano()
+    (tmp_path / "predictors").mkdir()
+    assert history_for(pack.spec, tmp_path) is None
+    save(history(steps=7), tmp_path / "predictors" / "trajectory.safetensors")
+    trained = history_for(pack.spec, tmp_path)
+    assert trained is not None
+    made = speaker_of(trained, pack.spec, weights)
+    assert made is not None and made.name == "transformer (layers), 2 ahead"
+    own = made.predictor
+    assert (len(own.networks), own.experts, own.top_k, own.steps, own.horizon) == (24, 60, 4, 7, 2)
+    dtypes = {each.dtype for each in own.networks[0].parameters()}, {each.dtype for each in trained.tensors().values()}
+    assert dtypes == ({torch.bfloat16}, {torch.float32})
+    assert beside_line(made, [], 24) == f"prediction: {made.name} was not asked yet"
+    asked = own.questions
+    asked.seconds, asked.possible, asked.asked, asked.in_time = 310e-6, 48, 20, 11
+    assert beside_line(made, [Verdict(("none", made.name), (2.4e-3, 3e-3), 0)], 24) == (
+        f"prediction: {made.name} takes 310 us a question beside layers of 100 us; "
+        "20 of 48 were asked, 11 answered in time"
+    )
+
+
+@pytest.mark.parametrize(
+    ("trained", "most", "why"),
+    [
+        (history(), 1, "--pin 0"),
+        (history(window=Window.TOKENS), None, "--window layers"),
+        (history(without=(3,)), None, "--window layers"),
+        (history(layers=23), None, "without --target"),
+        (history(horizon=0), None, "--horizon 2"),
+    ],
+)
+def test_who_cannot_be_asked_does_not_speak_and_it_is_said_why(trained: Trajectory, most: int | None, why: str) -> None:
+    assert speaker_of(trained, nano()[0].spec, nano()[1], most) is None
+    assert why in (why_silent(trained, 24, most) or "")

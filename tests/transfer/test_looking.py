@@ -86,6 +86,17 @@ def test_a_tap_is_paid_in_every_layer_and_no_guess_moves_in_it() -> None:
     assert resident == pytest.approx(4 * (0.5 + 0.2))
 
 
+def test_a_tap_takes_longer_where_experts_are_missing() -> None:
+    looking = Looking(tap_seconds=0.2, tap_more=(0.1, 0.5))
+    assert [looking.tap(missing) for missing in range(4)] == pytest.approx([0.2, 0.3, 0.7, 0.7])
+    assert replace(looking, tap_more=(-0.3,)).tap(1) == 0.0
+    tapped = finely(looking=looking)
+    seen = PerfectPredictor(ALL_NEW.routing, 1)
+    assert total_seconds(ALL_NEW, tapped, "lru", keep=Keep.ALL, predictor=seen) == pytest.approx(4 * (0.5 + 0.2))
+    stopping, alike = (replace(each, stops=True) for each in (looking, Looking(tap_seconds=0.3)))
+    assert spent(ALL_NEW, finely(looking=stopping)) == spent(ALL_NEW, finely(looking=alike)), "a rest is missing"
+
+
 def test_a_tap_is_no_stall() -> None:
     tapped = finely(looking=Looking(tap_seconds=0.2))
     report = replay(ALL_NEW, tapped, "lru", predictor=PerfectPredictor(ALL_NEW.routing, 1))
@@ -208,7 +219,8 @@ def test_more_of_a_cost_is_never_quicker(
 
 
 @pytest.mark.parametrize(("looking", "said"), [
-    (Looking(tap_seconds=-1.0), "tap_seconds"), (Looking(delay_seconds=float("nan")), "delay_seconds"),
+    (Looking(tap_seconds=-1.0), "tap_seconds"), (Looking(tap_more=(0.1, float("inf"))), "tap_more"),
+    (Looking(delay_seconds=float("nan")), "delay_seconds"),
     (Looking(most=0), "most guesses"), (Looking(bytes_per_second=0.0), "rate of guesses"),
 ])  # fmt: skip
 def test_costs_that_cannot_be_are_refused(looking: Looking, said: str) -> None:

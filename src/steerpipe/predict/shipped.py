@@ -2,6 +2,7 @@
 
 head-0 … head-3   trained heads, by horizon (0: pre-attention)
 lookahead         router lookahead with default vectors and the exact shared expert
+trajectory        a network of routing history, for a GPU
 """
 
 from dataclasses import dataclass

@@ -132,6 +132,7 @@ class Prediction:
     verdicts: list[Verdict] = field(default_factory=list)
     standing: Callable[[], str | None] = lambda: None  # what there is to say before the first verdict
     eviction: Callable[[], str | None] = lambda: None  # of a policy that is measured as well
+    beside: Callable[[], str | None] = lambda: None  # of a predictor that is asked beside the steps
 
     def line(self) -> str | None:
         """What is to be said about it, if there is anything."""
@@ -141,7 +142,7 @@ class Prediction:
 
     def lines(self) -> list[str]:
         """For the person who runs it."""
-        return [line for line in (self.line(), self.eviction()) if line is not None]
+        return [line for line in (self.line(), self.beside(), self.eviction()) if line is not None]
 
     def as_json(self) -> dict[str, Any] | None:
         """The verdict of the last trial and the scores so far; None: nothing is predicted here."""
@@ -153,6 +154,7 @@ class Prediction:
             "predictor": None if steering.predictor is None else steering.predictor.name,
             "trial": verdict and {"seconds_per_token": dict(zip(verdict.names, verdict.seconds, strict=True))},
             "eviction": self.eviction(),
+            "beside": self.beside(),
             "scores": {name: score_json(card.total(name), card.layers(name)) for name in card.names},
         }
 

@@ -3,9 +3,11 @@
 L MoE layers, r rank, H hidden, E experts.
 """
 
+import copy
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -13,20 +15,28 @@ import numpy as np
 from torch import Tensor
 
 from steerpipe.core.blocks import BlockSource
+from steerpipe.model.gpu.apart import ApartForecaster
 from steerpipe.model.gpu.decoder import GpuDecoder
 from steerpipe.model.gpu.fetching import NAMED
 from steerpipe.model.gpu.predicted import LayerCounts, PredictedStep, count
 from steerpipe.model.gpu.tap import Forecaster, Head, Lookahead
 from steerpipe.model.spec import ModelSpec
 from steerpipe.model.weights import ModelWeights
+from steerpipe.predict import files
 from steerpipe.predict.by_horizon import ByHorizon
 from steerpipe.predict.calibration import Calibration
 from steerpipe.predict.head import Input, ResidualHead
 from steerpipe.predict.lookahead import RouterLookahead
 from steerpipe.predict.protocol import RoutingPredictor
 from steerpipe.predict.scorecard import Score, Scorecard
+from steerpipe.predict.shipped import for_model
+from steerpipe.predict.sight import Decision
+from steerpipe.predict.stored import StoredPredictor
+from steerpipe.predict.trajectory import Trajectory
+from steerpipe.predict.trials import Verdict
+from steerpipe.predict.window import Window
 from steerpipe.runtime.predicting import Choice, PredictingDecoder, Speaker
-from steerpipe.runtime.prediction import Prediction, geometry_of, predictors_for
+from steerpipe.runtime.prediction import Prediction, geometry_of, mark_of, predictors_for
 from steerpipe.store.reader import Pack
 
 COUNTED_AT_ONCE = 64  # steps
@@ -40,7 +50,7 @@ def predict_on_gpu(
 ) -> tuple[Prediction, PredictingDecoder | None]:  # fmt: skip
     """Who predicts in this model's steps of one row; None: nobody does, and the line says why if it was wanted
     (`moves`). InputError: the predictors that lie beside the model are of another one."""
-    spec = decoder.spec
+    spec, digest = decoder.spec, pack.manifest.source
     sizes = [pack.layout(layer).block_bytes for layer in spec.moe_layers for _ in range(spec.moe(layer).experts)]
     made = Prediction(fmean(sizes))
     if not moves:
@@ -49,8 +59,14 @@ def predict_on_gpu(
         made.standing = lambda: f"prediction: none, {why}"
         return made, None
     most = 1 if source.landing is not None else None
-    found = predictors_for(spec, weights, folder, pack.manifest.source)
+    found, history = predictors_for(spec, weights, folder, digest), history_for(spec, folder, digest)
     speakers = [each for predictor in found if (each := speaker_of(predictor, spec, weights, most)) is not None]
+    layers = len(spec.moe_layers)
+    if history is not None and (why := why_silent(history, layers, most)):
+        made.beside = lambda: f"prediction: {history.name} is not asked, {why}"
+    elif history is not None and (apart := speaker_of(history, spec, weights, most)):
+        speakers.append(apart)
+        made.beside = partial(beside_line, apart, made.verdicts, layers)
     if not speakers:
         made.standing = lambda: "prediction: none, for the model's predictors look at what graphs on a GPU do not show"
         return made, None
@@ -76,7 +92,9 @@ def _why_not(source: BlockSource, spec: ModelSpec, *, exact: bool) -> str | None
 def speaker_of(
     predictor: RoutingPredictor, spec: ModelSpec, weights: ModelWeights, most: int | None = None
 ) -> Speaker | None:
-    """`most` layers ahead. None: it looks at what graphs do not show, or not one layer ahead."""
+    """`most` layers ahead. None: it looks at what graphs do not show, or not one layer ahead; see also `why_silent`."""
+    if isinstance(predictor, Trajectory):
+        return None if why_silent(predictor, len(spec.moe_layers), most) else _apart(predictor, spec, weights)
     ways: list[Head | Lookahead] = []
     for horizon in range(1, max(predictor.horizons, default=0) + 1)[:most]:
         way = _way(predictor, horizon, spec, weights)
@@ -87,6 +105,48 @@ def speaker_of(
         return None
     ahead = " and ".join(str(horizon + 1) for horizon in range(len(ways)))
     return Speaker(f"{_plain_name(predictor)}, {ahead} ahead", Forecaster(tuple(ways)))
+
+
+def history_for(spec: ModelSpec, folder: Path, digest: str | None = None) -> StoredPredictor | None:
+    """The model's network of routing history. On a GPU alone: a CPU takes .7 ms a layer at nano's shape, and lookahead
+    recalls more."""
+    shipped = for_model(folder)
+    file = None if shipped is None else shipped.files.get(Trajectory.kind)
+    return None if file is None else files.load(file, here=mark_of(spec, digest))
+
+
+def why_silent(history: StoredPredictor, layers: int, most: int | None) -> str | None:
+    """Why it is not asked beside the steps. `most`: None where the host serves them."""
+    if not isinstance(history, Trajectory) or history.window is not Window.LAYERS or history.without:
+        return "for it does not look at the last layers alone (steerpipe train transformer --window layers)"
+    if any(each not in history.networks for each in _asked(history, layers)):
+        return "for it does not know every layer (train it with --horizon 2, and without --target)"
+    return "for here one row reads what it misses by itself (--pin 0: the host serves it)" if most is not None else None
+
+
+def _asked(history: Trajectory, layers: int) -> list[Decision]:
+    """As far ahead as it looks, a token at most; of the first layers in the token before."""
+    horizon = min(max(history.horizons[-1], 1), layers)
+    return [Decision(target, horizon) for target in range(layers)]
+
+
+def _apart(history: Trajectory, spec: ModelSpec, weights: ModelWeights) -> Speaker:
+    like, moe = weights.embed, spec.moe(spec.moe_layers[0])
+    asked = _asked(history, len(spec.moe_layers))
+    networks = [copy.deepcopy(history.networks[each]).to(like.device, like.dtype) for each in asked]
+    horizon = asked[0].horizon
+    made = ApartForecaster(tuple(networks), moe.experts, moe.top_k, history.steps, horizon, like.dtype)
+    return Speaker(f"{history.name}, {horizon} ahead", made)
+
+
+def beside_line(apart: Speaker, verdicts: Sequence[Verdict], layers: int) -> str:
+    """What it takes, and how often it could say something."""
+    asked = apart.predictor.questions
+    if asked.seconds is None:
+        return f"prediction: {apart.name} was not asked yet"
+    layer = f" beside layers of {verdicts[-1].seconds[0] / layers * 1e6:.0f} us" if verdicts else ""
+    told = f"{asked.asked} of {asked.possible} were asked, {asked.in_time} answered in time"
+    return f"prediction: {apart.name} takes {asked.seconds * 1e6:.0f} us a question{layer}; {told}"
 
 
 def _plain_name(predictor: RoutingPredictor) -> str:

@@ -24,6 +24,7 @@ class PredictionState:
     predictor: str | None
     line: str | None  # the verdict of the last trial, for people
     eviction: str | None  # the same of a policy of eviction that is measured
+    beside: str | None  # what a predictor beside the steps takes
     trial_seconds: tuple[tuple[str, float], ...]  # per token, of each way in the last trial
     scores: tuple[tuple[str, Score], ...]  # by predictor
     layers: tuple[tuple[Score, ...], ...]  # of each of them, by layer
@@ -50,6 +51,7 @@ def prediction_state(prediction: Prediction | None) -> PredictionState | None:
         predictor=None if running is None else running.name,
         line=prediction.line(),
         eviction=prediction.eviction(),
+        beside=prediction.beside(),
         trial_seconds=tuple(zip(verdict.names, verdict.seconds, strict=True)) if verdict else (),
         scores=tuple((name, card.total(name)) for name in card.names),
         layers=tuple(tuple(card.layers(name)) for name in card.names),

@@ -116,6 +116,7 @@ def prediction_json(observed: Observed | None) -> dict[str, Any]:
         "predictor": state.predictor,
         "verdict": state.line,
         "eviction": state.eviction,
+        "beside": state.beside,
         "trial_seconds_per_token": dict(state.trial_seconds),
         "scores": scores,
         "guessed_bytes": asdict(state.guessed(observed.experts)) if observed.experts else None,

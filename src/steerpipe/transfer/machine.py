@@ -51,6 +51,14 @@ class Looking:
     # A router's decision and a token's end stop guesses until the next forecast is there; what is left of one that is
     # wanted is asked for like a block that is missing.
     stops: bool = False
+    tap_more: tuple[
+        float, ...
+    ] = ()  # added to a tap where one routed expert is missing, two ...; further ones: the last
+
+    def tap(self, missing: int) -> float:
+        """Seconds of a layer in which so many routed experts are not there."""
+        more = self.tap_more[:missing]
+        return max(0.0, self.tap_seconds + (more[-1] if more else 0.0))
 
     def sends(self, wanted: Sequence[T], there: Sequence[bool]) -> Iterator[T]:
         """What is there, to be spared, and the first `most` that are not."""
@@ -100,6 +108,7 @@ class Machine:
         seconds |= {"tap_seconds": looking.tap_seconds, "delay_seconds": looking.delay_seconds}
         for name, value in (seconds | {"cpu_seconds": self.cpu_seconds or 0.0}).items():
             yield f"{name} = {value}", 0 <= value < math.inf, "0 or more and finite"
+        yield f"tap_more = {looking.tap_more}", all(map(math.isfinite, looking.tap_more)), "finite"
         yield f"most guesses = {looking.most}", looking.most is None or looking.most >= 1, "1 or more"
         rate = looking.bytes_per_second
         yield f"rate of guesses = {rate}", rate is None or 0 < rate < math.inf, "above 0 and finite"

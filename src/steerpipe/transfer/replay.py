@@ -113,7 +113,7 @@ class _Run:
         routed = [row[each] for each in self.routed[token][layer]]
         begin = ladder.time
         ladder.come(float(token * self.layers + layer))
-        tap = self._tap()
+        tap = self._tap(routed)
         if self.machine.ask_seconds and any(self._is_asked_for(each) for each in routed):
             ladder.run_until(ladder.time + self.machine.ask_seconds)
         absent = self._settle(routed)
@@ -145,10 +145,12 @@ class _Run:
         if machine.between_seconds:
             ladder.run_until(ladder.time + machine.between_seconds)
 
-    def _tap(self) -> float:
+    def _tap(self, routed: list[ExpertId]) -> float:
         """Seconds that who looks ahead takes of the layer. They pass; who rests takes none."""
-        seconds = self.machine.looking.tap_seconds
-        if not seconds or self.predictor is None or (self.throttle is not None and self.throttle.closed):
+        if self.predictor is None or (self.throttle is not None and self.throttle.closed):
+            return 0.0
+        seconds = self.machine.looking.tap(sum(self._is_asked_for(each) for each in routed))
+        if not seconds:
             return 0.0
         self.ladder.run_until(self.ladder.time + seconds, guesses=False)
         return seconds

@@ -55,10 +55,8 @@ class Stepper:
                 branch.fetching.join()
 
         with torch.inference_mode():
-            rests = 0 if branch is None else None
-            self._follower.run(
-                run, int(self._now), lambda: True, lambda: None, branches.fetching, rests=rests
-            )  # fmt: skip
+            words = None if tap is None else tap.words
+            self._follower.run(run, int(self._now), lambda: True, lambda: None, branches.fetching, words)
         return logits[0]
 
 
@@ -163,6 +161,17 @@ def test_a_step_after_a_pause_does_not_count_what_was_said_before_it() -> None:
     ]
     found = count(steps)
     assert found.decisions.tolist() == [0, 2] and found.missing.sum() == found.sent.sum() == 0
+
+
+def test_what_is_said_two_layers_ahead_counts_for_the_layer_that_comes_then() -> None:
+    """Three layers: what is said at layer 0 is of layer 2, at 1 and 2 of the next step's layers 0 and 1."""
+    named = words(5, [3, 4, 9], [1, 2, 9], [7, 8, 9])
+    first = PredictedStep("a", 5, named, words(5, [0, 1], [0, 1], [3, 6]), None, ahead=2)
+    unasked = words(6, [1, 2, 9], [0, 0, 9], [0, 0, 9]) - (np.array([[0], [1], [1]]) << 32)  # words of step 5
+    second = PredictedStep("a", 6, unasked, words(6, [1, 2], [7, 5], [5, 6]), None, ahead=2)
+    found = count([first, second])
+    assert found.decisions.tolist() == [1, 1, 2] and found.named.tolist() == [2, 1, 1]
+    assert [each.tolist() for each in count([second], first)][:3] == [[1, 1, 1], [2, 2, 2], [2, 1, 0]]
 
 
 def test_words_of_an_earlier_step_count_nowhere() -> None:

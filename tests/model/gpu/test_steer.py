@@ -1,8 +1,9 @@
 """The host's half of prediction: what is said at taps becomes what the source expects, in time and in order."""
 
+from steerpipe.kernels.foretell import LEAST_PROBABILITY
 from steerpipe.model.gpu.fetching import NAMED
 from steerpipe.model.gpu.mailbox import Mailbox
-from steerpipe.model.gpu.steer import LEAST_PROBABILITY, Steer
+from steerpipe.model.gpu.steer import Steer
 
 LAYERS, STAMP = (2, 4, 6, 8), 5
 

@@ -27,6 +27,7 @@ class Questions:
     possible: int = 0
     asked: int = 0
     in_time: int = 0
+    seconds: float | None = None  # what one takes on the device when nothing else runs; None: no graph was made yet
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +41,25 @@ class ApartForecaster:
     horizon: int = 2
     dtype: torch.dtype = torch.bfloat16
     questions: Questions = field(default_factory=Questions)
+
+    def answer(self, routed: Tensor, order: int, *, stamp: Tensor, words: Tensor, forced: Tensor) -> None:
+        """Layer `order` has routed: what is said of the layer `horizon` later. See `shown` and kernels/foretell.py."""
+        target = (order + self.horizon) % len(self.networks)
+        logits = self.networks[target](shown(routed, order, self.steps, self.experts, self.dtype)).float()
+        edge = logits[0].topk(self.top_k + 1).values[-2:].mean(0, keepdim=True)  # added: the probability as trained
+        foretell(
+            logits, None, top_k=self.top_k, renormalise=False, scale=torch.ones_like(edge), bias=edge,
+            positions=stamp, stamp=stamp, words=words, forced=forced,
+        )  # fmt: skip
+
+
+def shown(routed: Tensor, order: int, steps: int, experts: int, dtype: torch.dtype) -> Tensor:
+    """[L, k] experts of the layers of a token, -1 for none → [1, S, E] as predict/window.py has it in training: layer
+    `order` and those before it, oldest first, zeros before the first."""
+    seen = routed[max(0, order + 1 - steps) : order + 1]  # [s, k]
+    hot = torch.zeros(steps, experts + 1, dtype=dtype, device=routed.device)
+    hot[steps - len(seen) :].scatter_(1, seen.remainder(experts + 1), 1.0)  # -1: the last column, not shown
+    return hot[None, :, :experts]
 
 
 class Apart:
@@ -55,8 +75,9 @@ class Apart:
         self._here, self._stamped = self._history.to(device), self._stamp.to(device)  # what the graphs compute with
         self._stream = torch.cuda.Stream(device, priority=-1)
         self._done = torch.cuda.Event()
-        self._one, self._zero = torch.ones(1, device=device), torch.zeros(1, device=device)
+        self._pool = torch.cuda.graph_pool_handle()  # one for all graphs: no two of them ever run at once
         self._graphs = [self._capture(order) for order in range(layers)]
+        forecaster.questions.seconds = self.seconds(layers - 1)
 
     def ask(self, order: int, routed: Sequence[int], stamp: int) -> bool:
         """Layer `order` has routed. False: the last question is not answered yet, this one is not asked."""
@@ -88,24 +109,16 @@ class Apart:
         with torch.cuda.stream(self._stream):
             self._answer(order)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             self._answer(order)
         return graph
 
     def _answer(self, order: int) -> None:
-        made = self.forecaster
         self._here.copy_(self._history, non_blocking=True)
         self._stamped.copy_(self._stamp, non_blocking=True)
-        first = max(0, order + 1 - made.steps)
-        shown = self._here[first : order + 1]  # [s, k], -1 where a layer had fewer
-        hot = torch.zeros(made.steps, made.experts + 1, dtype=made.dtype, device=shown.device)
-        hot[made.steps - len(shown) :].scatter_(1, shown.remainder(made.experts + 1), 1.0)  # -1: the last, not shown
-        target = (order + made.horizon) % len(made.networks)
-        logits = made.networks[target](hot[None, :, : made.experts]).float()
-        foretell(
-            logits, None, top_k=made.top_k, renormalise=False, scale=self._one, bias=self._zero,
-            positions=self._stamped, stamp=self._stamped, words=self.words.words[order], forced=self.forced[order],
-        )  # fmt: skip
+        self.forecaster.answer(
+            self._here, order, stamp=self._stamped, words=self.words.words[order], forced=self.forced[order]
+        )
 
 
 class SteerApart(Steer):
@@ -116,6 +129,11 @@ class SteerApart(Steer):
         self.apart = apart
         self._routed: Sequence[int] | None = None  # of the layer that has just come: to be asked about
         self._pending: int | None = None  # the layer at which the open question was asked
+
+    def begin(self, stamp: int) -> None:
+        """What was open when the step before ended, or was interrupted, is not answered any more."""
+        super().begin(stamp)
+        self._routed = self._pending = None
 
     def served(self, routed: Sequence[int]) -> None:
         super().served(routed)

@@ -37,6 +37,14 @@ class Branch:
             return self.steer.resting
         return self.fetching is not None and self.fetching.slots.resting
 
+    @property
+    def named(self) -> tuple[Tensor, int]:
+        """What it says [L, n] of the nearest layer that it speaks of, and how many layers ahead that is."""
+        if self.tap is not None:
+            return self.tap.words.words[:: self.tap.forecaster.horizon], 1
+        assert isinstance(self.steer, SteerApart), "who has no tap is asked by the host"
+        return self.steer.apart.words.words, self.steer.apart.forecaster.horizon
+
     def say(self, said: Tensor) -> None:
         """`said` [L, h, n] instead of what it finds itself."""
         if self.tap is not None:

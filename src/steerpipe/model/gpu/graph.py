@@ -117,14 +117,15 @@ class StepGraphs:
         return Served(captured.logits, self._experts, self._gates)
 
     def take_predicted(self) -> PredictedStep | None:
-        """What the last step said and came to, once, if a tap spoke in it. The device has finished it."""
+        """What the last step said and came to, once, if anybody spoke in it. The device has finished it, but perhaps
+        for a predictor apart: what that has not answered yet counts nowhere."""
         spoke, self._spoke = self._spoke, None
-        if spoke is None or spoke.tap is None:
+        if spoke is None:
             return None
-        ways = spoke.tap.forecaster.horizon
+        named, ahead = spoke.named
         sent = None if spoke.fetching is None else spoke.fetching.mail.words.numpy().copy()
-        named = spoke.tap.words.words.numpy()[::ways].copy()
-        return PredictedStep(spoke.forecaster, self._stamp, named, self._mailbox.words.numpy().copy(), sent)
+        routed = self._mailbox.words.numpy().copy()
+        return PredictedStep(spoke.forecaster, self._stamp, named.numpy().copy(), routed, sent, ahead)
 
     def _enter(self, predictor: Predictor | None) -> Branch | None:
         """Whose step it is."""

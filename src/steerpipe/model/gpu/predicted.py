@@ -23,9 +23,10 @@ class PredictedStep:
 
     predictor: object
     stamp: int
-    named: Counts  # [L, n]: of the tap behind each layer's router, for the next layer
+    named: Counts  # [L, n]: behind each layer's router, of the layer that comes `ahead` layers later
     routed: Counts  # [L, k]: of the routers
     sent: Counts | None  # [L, N]: what each tap sent for; None: the host sends, and the router knows of no miss
+    ahead: int = 1  # L at most
 
 
 class LayerCounts(NamedTuple):
@@ -43,12 +44,13 @@ class LayerCounts(NamedTuple):
 
 def count(new: Sequence[PredictedStep], last: PredictedStep | None = None) -> LayerCounts:
     """Of steps of one predictor, in their order, behind the `last` that was counted. A layer of which nothing was said
-    counts nowhere: the first one after a step in which nobody, or another, predicted.
+    counts nowhere: the first ones after a step in which nobody, or another, predicted.
     """
     steps = [*([] if last is None else [last]), *new]
     stamps = np.array([step.stamp for step in steps])  # [S]
     routed = np.stack([step.routed for step in steps])
-    said, when = _shift(np.stack([step.named for step in steps]), stamps)
+    ahead = steps[0].ahead
+    said, when = _shift(np.stack([step.named for step in steps]), stamps, ahead)
     known = (said >> 32 == when[..., None]).all(2) & (routed >> 32 == stamps[:, None, None]).all(2)  # [S, L]
     chosen, top_k = routed & INDEX, routed.shape[2]
     right = _among(chosen, said[..., :top_k] & INDEX)  # [S, L, k]
@@ -56,7 +58,7 @@ def count(new: Sequence[PredictedStep], last: PredictedStep | None = None) -> La
     sent = np.zeros((*known.shape, 1), dtype=np.bool_)
     used, ready = sent, sent
     if steps[0].sent is not None:
-        mail, posted = _shift(np.stack([step.sent for step in steps if step.sent is not None]), stamps)
+        mail, posted = _shift(np.stack([step.sent for step in steps if step.sent is not None]), stamps, ahead)
         low = mail & NOBODY
         begun = (low != NOBODY) & (low >> 16 > 0)
         sent = (mail >> 32 == posted[..., None]) & begun & known[..., None]  # [S, L, N]
@@ -67,12 +69,12 @@ def count(new: Sequence[PredictedStep], last: PredictedStep | None = None) -> La
     return LayerCounts(*(mask[len(steps) - len(new) :].sum(axis=(0, 2)) for mask in masks))
 
 
-def _shift(words: Counts, stamps: Counts) -> tuple[Counts, Counts]:
-    """[S, L, …] by the layer that spoke → by the next one, across the boundary of two steps; and the stamps [S, L] of
-    the steps in which it was said, -1 where there was none."""
-    before, when = np.roll(words, 1, axis=1), np.repeat(stamps[:, None], words.shape[1], axis=1)
-    before[:, 0] = np.roll(words[:, -1], 1, axis=0)  # of the step before; the first has none
-    when[:, 0] = np.where(np.diff(stamps, prepend=stamps[:1]) == 1, stamps - 1, -1)
+def _shift(words: Counts, stamps: Counts, ahead: int) -> tuple[Counts, Counts]:
+    """[S, L, …] by the layer that spoke → by the one `ahead` of it, across the boundary of two steps; and the stamps
+    [S, L] of the steps in which it was said, -1 where there was none."""
+    before, when = np.roll(words, ahead, axis=1), np.repeat(stamps[:, None], words.shape[1], axis=1)
+    before[:, :ahead] = np.roll(words[:, -ahead:], 1, axis=0)  # of the step before; the first has none
+    when[:, :ahead] = np.where(np.diff(stamps, prepend=stamps[:1]) == 1, stamps - 1, -1)[:, None]
     return before, when
 
 
