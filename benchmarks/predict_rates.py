@@ -96,9 +96,12 @@ def known(bench: "Bench", new: int, *, tapped: bool) -> Iterator[tuple[CudaSourc
 
 @dataclass(frozen=True)
 class Point:
-    """Medians of steps: how many experts a layer missed, seconds of a step's graph, and of the host until the next."""
+    """How many experts a layer misses, and medians of steps: seconds of the graph, and of the host until the next one.
 
-    misses: float
+    (When `missing` has gone round, a step finds what the first one has left, which came thrice: that one is no median.)
+    """
+
+    misses: int
     graph: float
     host: float
 
@@ -113,8 +116,10 @@ def points(bench: "Bench") -> tuple[list[Point], list[Point]]:
             with known(bench, new, tapped=tapped) as (source, routing):
                 steps, counts = bench.steps(source, routing, SETTLE, STEPS)
             host = statistics.median(whole - graph for whole, graph in zip(steps, bench.graphs, strict=True))
-            misses = counts["misses"] / bench.shape.layers
-            found[tapped].append(Point(misses, statistics.median(bench.graphs), host))
+            assert abs(counts["misses"] / bench.shape.layers - new) < 0.1 * new + 0.01, (
+                f"{new} are missing in most steps"
+            )
+            found[tapped].append(Point(new, statistics.median(bench.graphs), host))
     return found
 
 

@@ -41,7 +41,7 @@ def test_amx_that_works_stays_on() -> None:
     assert guard == CpuGuard(applied=False, reason="AMX works here", probe=AmxProbe.WORKS)
 
 
-@pytest.mark.parametrize("outcome", [AmxProbe.TRAPS, AmxProbe.WRONG, AmxProbe.REFUSED, AmxProbe.UNTRIED])
+@pytest.mark.parametrize("outcome", [each for each in AmxProbe if each is not AmxProbe.WORKS])
 def test_amx_that_is_not_proved_to_work_is_kept_off(outcome: AmxProbe) -> None:
     guard = decide_guard(WITH_AMX, {}, probe_with(outcome))
     assert guard.applied
@@ -82,6 +82,7 @@ def test_no_flags_on_other_machines(tmp_path: Path, text: str | None) -> None:
         ("import sys; sys.exit(1)", AmxProbe.UNTRIED),
         (f"import sys; sys.exit({amx_probe.REFUSED})", AmxProbe.REFUSED),
         (f"import sys; sys.exit({amx_probe.WRONG})", AmxProbe.WRONG),
+        (f"import sys; sys.exit({amx_probe.UNSIZED})", AmxProbe.UNSIZED),
         ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", AmxProbe.TRAPS),
     ],
 )
@@ -92,6 +93,21 @@ def test_every_end_of_the_probe_has_its_meaning(
     script.write_text(program)
     monkeypatch.setattr(amx_probe, "__file__", str(script))
     assert probe_amx() is outcome
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ((0x1D, 8 << 16 | 64, 16), True),
+        ((0x24, 8 << 16 | 64, 16), True),
+        ((0x1C, 8 << 16 | 64, 16), False),  # the leaf is not there: another one's words
+        ((0x1D, 0, 0), False),
+        ((0x1D, 8 << 16 | 64, 0), False),
+        ((0x1D, 7 << 16 | 64, 16), False),
+    ],
+)
+def test_tiles_have_a_size_where_cpuid_describes_them(found: tuple[int, int, int], said: bool) -> None:
+    assert amx_probe.sized(found) is said
 
 
 def test_a_probe_that_hangs_or_cannot_start_counts_as_untried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -116,13 +132,19 @@ on_linux_x86 = pytest.mark.skipif(not cpu_flags(), reason="x86 instructions")
 
 
 @on_linux_x86
+def test_the_machine_code_reads_the_last_leaf_of_cpuid() -> None:
+    last, _, _ = amx_probe.ask()
+    assert 0xD <= last < 0x100  # with AVX there is leaf 0xd at least
+
+
+@on_linux_x86
 @pytest.mark.skipif(any(flag.startswith("amx") for flag in cpu_flags()), reason="this CPU has AMX")
 def test_the_real_instructions_trap_where_the_cpu_has_no_amx(tmp_path: Path) -> None:
     """Past the kernel's refusal, the machine code itself must die of SIGILL: what a lying CPU does."""
     source = Path(amx_probe.__file__).read_text()
-    assert source.count("return REFUSED") == 1
+    assert source.count("return REFUSED") == source.count("return UNSIZED") == 1
     script = tmp_path / "probe.py"
-    script.write_text(source.replace("return REFUSED", "pass"))
+    script.write_text(source.replace("return REFUSED", "pass").replace("return UNSIZED", "pass"))
     done = subprocess.run([sys.executable, "-I", "-S", str(script)], check=False)
     assert done.returncode == -signal.SIGILL
     assert probe_amx() is AmxProbe.REFUSED

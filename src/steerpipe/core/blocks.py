@@ -114,7 +114,8 @@ class GuessLanding(Protocol):
     ) -> None:  # fmt: skip
         """What was sent for a layer that has been followed, in the order of tickets, and who of them were wanted.
 
-        `near` says who is in use, and who is expected in the next layer: nobody of them gives up a slot for a guess.
+        `near` says who is in use, and who is known to be wanted in the next layer: none of them gives up a slot for a
+        guess.
         Nobody writes to their slots any more but the kernels of that layer. What an interrupted step has not settled
         is lost with `BlockSource.release`.
         """

@@ -1,6 +1,7 @@
 """The guard against CPUs that advertise AMX and die of it.
 
-Some virtual machines show the amx flags while the first tile instruction kills the process with SIGILL. oneDNN, which
+Some virtual machines show the amx flags while the first tile instruction kills the process with SIGILL; others have the
+instructions, and hide how large tiles are: then oneDNN makes tiles of no size, and dies likewise. oneDNN, which
 does torch's bf16 products, believes the flags. `ONEDNN_MAX_CPU_ISA` keeps it off AMX, if it is set before the first
 product. So `import steerpipe` tries AMX in a process of its own, and sets the variable unless AMX is proved to work.
 """
@@ -28,6 +29,7 @@ class AmxProbe(Enum):
     TRAPS = "is advertised, but its instructions kill the process"
     WRONG = "is advertised, but its product is wrong"
     REFUSED = "is advertised, but the kernel refuses its registers"
+    UNSIZED = "is advertised, but the CPU does not say how large its tiles are"
     UNTRIED = "is advertised, but could not be tried"
 
 
@@ -69,7 +71,10 @@ def probe_amx() -> AmxProbe:
         return AmxProbe.UNTRIED
     if done.returncode < 0:
         return AmxProbe.TRAPS
-    known = {0: AmxProbe.WORKS, amx_probe.REFUSED: AmxProbe.REFUSED, amx_probe.WRONG: AmxProbe.WRONG}
+    known = {
+        0: AmxProbe.WORKS, amx_probe.REFUSED: AmxProbe.REFUSED, amx_probe.WRONG: AmxProbe.WRONG,
+        amx_probe.UNSIZED: AmxProbe.UNSIZED,
+    }  # fmt: skip
     return known.get(done.returncode, AmxProbe.UNTRIED)
 
 

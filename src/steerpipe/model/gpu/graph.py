@@ -105,8 +105,8 @@ class StepGraphs:
         self._send(rows, kind.room)
         if forced is not None:
             self._forced.copy_(forced, non_blocking=True)
-        if said is not None and branch is not None:
-            branch.say(said)
+        if said is not None and speaks is not None:
+            speaks.say(said)
         if self._source.resident:
             captured.graph.replay()
         elif self._follower is not None:

@@ -25,7 +25,8 @@ _ASK_DEVICE = 50_000  # polls between two looks at the device
 
 def likely(words: Sequence[int]) -> list[int]:
     """Of the words of a tap: experts that are named with LEAST_PROBABILITY at least, the likeliest first."""
-    return [word & INDEX for word in words if (word >> 16 & SURE) / SURE >= LEAST_PROBABILITY]
+    least = int(LEAST_PROBABILITY * SURE)  # as kernels/foretell.py compares
+    return [word & INDEX for word in words if word >> 16 & SURE >= least]
 
 
 class Mailbox:
