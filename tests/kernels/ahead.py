@@ -128,8 +128,10 @@ def taps() -> None:
         head = Correction(empty(1, rank, dtype=dtype), empty(60, rank, dtype=dtype), empty(60, dtype=dtype))
         one, stamp = empty(1, dtype=FP32), empty(1, dtype=torch.int64)
         for commits in (False, True):
+            calibrated = one if shared or commits else None
             foretell(
-                empty(1, 60, dtype=FP32), head if shared else None, top_k=4, renormalise=commits, scale=one, bias=one,
+                empty(1, 60, dtype=FP32), head if shared else None, top_k=4, renormalise=commits, scale=calibrated,
+                bias=calibrated,
                 positions=stamp, stamp=stamp, words=empty(8, dtype=torch.int64), forced=empty(8, dtype=torch.int32),
                 experts=chosen if commits else None, gates=gates if commits else None,
             )  # fmt: skip

@@ -97,9 +97,11 @@ def _foretell(
     above = score[None, :] > score[:, None]
     tied = (score[None, :] == score[:, None]) & (expert[None, :] < expert[:, None])
     place = tl.sum((above | tied).to(tl.int32), 1)  # [E_PAD]
-    edge = tl.sum(tl.where((place == K - 1) | (place == K), score, 0.0), 0) / 2.0  # between the k-th and the next
-    sharpness, offset = tl.load(scale), tl.load(bias)
-    chance = 1.0 / (1.0 + tl.exp(-(sharpness * (score - edge) + offset)))
+    odds = score
+    if scale is not None:
+        edge = tl.sum(tl.where((place == K - 1) | (place == K), score, 0.0), 0) / 2.0  # between the k-th and the next
+        odds = tl.load(scale) * (score - edge) + tl.load(bias)
+    chance = 1.0 / (1.0 + tl.exp(-odds))
     ranked = place[None, :] == rank[:, None]  # [N_PAD, E_PAD]
     named = tl.minimum(tl.sum(tl.where(ranked, expert[None, :], 0), 1), E - 1)
     likely = tl.sum(tl.where(ranked, chance[None, :], 0.0), 1)
@@ -181,14 +183,15 @@ class Sending:
 
 
 def foretell(
-    logits: Tensor, correction: Correction | None, *, top_k: int, renormalise: bool, scale: Tensor, bias: Tensor,
-    positions: Tensor, stamp: Tensor, words: Tensor, forced: Tensor | None = None, experts: Tensor | None = None,
-    gates: Tensor | None = None, sending: Sending | None = None,
+    logits: Tensor, correction: Correction | None, *, top_k: int, renormalise: bool, scale: Tensor | None,
+    bias: Tensor | None, positions: Tensor, stamp: Tensor, words: Tensor, forced: Tensor | None = None,
+    experts: Tensor | None = None, gates: Tensor | None = None, sending: Sending | None = None,
 ) -> None:  # fmt: skip
     """logits [1, E] fp32 → words [n] int64 in pinned memory, the likeliest first: stamp << 32 | p << 16 | expert.
 
     p has 15 bits; the probability is sigmoid(scale · margin + bias), with scale and bias [1] fp32 and the margin as
-    `predict.calibration` has it. A row at position -1 posts p 0. forced [n] int32: what is said instead (-1: its own).
+    `predict.calibration` has it; without them sigmoid(logit). A row at position -1 posts p 0. forced [n] int32: what is
+    said instead (-1: its own).
     experts and gates [1, k] receive the named ones and their softmax weights, for a layer that is not asked itself.
     sending: experts named with LEAST_PROBABILITY at least that are not here get slots, for `fetch`.
     """

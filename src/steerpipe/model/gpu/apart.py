@@ -46,10 +46,9 @@ class ApartForecaster:
         """Layer `order` has routed: what is said of the layer `horizon` later. See `shown` and kernels/foretell.py."""
         target = (order + self.horizon) % len(self.networks)
         logits = self.networks[target](shown(routed, order, self.steps, self.experts, self.dtype)).float()
-        edge = logits[0].topk(self.top_k + 1).values[-2:].mean(0, keepdim=True)  # added: the probability as trained
         foretell(
-            logits, None, top_k=self.top_k, renormalise=False, scale=torch.ones_like(edge), bias=edge,
-            positions=stamp, stamp=stamp, words=words, forced=forced,
+            logits, None, top_k=self.top_k, renormalise=False, scale=None, bias=None, positions=stamp, stamp=stamp,
+            words=words, forced=forced,
         )  # fmt: skip
 
 
