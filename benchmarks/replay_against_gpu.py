@@ -86,14 +86,13 @@ class Bench:
 
     def rates(self, way: Way) -> Rates:
         layers, top_k = self.shape.layers, self.shape.moe.top_k
-        spent, misses = [], []  # per layer
+        spent = []  # per layer
         with self._open(way, 3 * layers * top_k) as source:
             for new in range(top_k + 1):
                 steps, missed = self._steps(source, missing(self.shape, new, SETTLE + STEPS), SETTLE, STEPS)
-                spent.append(statistics.median(steps) / layers)
-                misses.append(missed / layers)
-                assert 0.8 * new <= misses[-1] <= new, f"{missed} misses per step instead of {new} in each layer"
-        block, base = np.polyfit(misses[1:], spent[1:], 1)
+                spent.append(statistics.median(steps) / layers)  # a step that finds what is there already is no median
+                assert 0.8 * new <= missed / layers <= new, f"{missed} misses per step instead of {new} in each layer"
+        block, base = np.polyfit(range(1, top_k + 1), spent[1:], 1)
         return Rates(spent[0], max(0.0, float(base) - spent[0]), float(block))
 
     def point(self, way: Way, share: float) -> tuple[float, float]:

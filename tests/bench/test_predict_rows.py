@@ -98,5 +98,5 @@ def test_who_predicts_pays_for_a_longer_host_and_who_does_not_pays_nothing() -> 
 
 
 def test_a_note_can_be_read_again() -> None:
-    note = Path(__file__).parents[2] / "benchmarks" / "notes" / "2026-11-15-prediction-direct.json"
+    note = Path(__file__).parents[2] / "benchmarks" / "notes" / "2026-11-16-prediction-direct.json"
     assert {line["row"] for line in read_found(note)["lines"]} <= {row.name for row in ROWS}
