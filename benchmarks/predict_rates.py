@@ -57,7 +57,7 @@ def measure_rates(bench: "Bench", log: Log) -> Rates:
     views = [bench.ladder.backing.view(number) for number in range(GUESSES)]
     return Rates(
         hits, max(0.0, -extra), max(0.0, extra), float(block),
-        tap=taps[0], tap_more=tuple(each - taps[0] for each in taps[1:]),
+        tap=max(0.0, taps[0]), tap_more=tuple(each - max(0.0, taps[0]) for each in taps[1:]),
         between=between, host=statistics.median(more.host - less.host for less, more in pairs),
         guess_bytes_per_second=fetch_rate(views, bench.shape.layout.block_bytes),
     )  # fmt: skip

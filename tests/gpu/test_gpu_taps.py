@@ -98,9 +98,10 @@ def words(kind: str, routed: Tensor, horizon: int) -> list[Tensor]:
 def forecaster(loaded: Loaded, way: str, horizon: int, *, commit: bool = False) -> "Forecaster | ApartForecaster":
     layers, hidden = len(loaded.spec.moe_layers), loaded.spec.hidden
     scale, bias = torch.ones(layers, device=CUDA), torch.zeros(layers, device=CUDA)
+    random = torch.Generator(CUDA).manual_seed(11)
 
     def drawn(*sizes: int) -> Tensor:
-        return torch.randn(sizes, device=CUDA, dtype=torch.bfloat16)
+        return torch.randn(sizes, device=CUDA, dtype=torch.bfloat16, generator=random)
 
     if way == "apart":
         network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(10 * EXPERTS, EXPERTS)).to(
@@ -119,8 +120,10 @@ def forecaster(loaded: Loaded, way: str, horizon: int, *, commit: bool = False) 
 @contextmanager
 def predicting(loaded: Loaded, made: "Forecaster | ApartForecaster") -> Iterator[None]:
     loaded.decoder.forecaster = made
-    yield
-    loaded.decoder.forecaster = loaded.decoder.said = None
+    try:
+        yield
+    finally:
+        loaded.decoder.forecaster = loaded.decoder.said = None
 
 
 @pytest.mark.parametrize("kind", ["own", "perfect", "wrong", "random"])

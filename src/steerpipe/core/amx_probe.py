@@ -5,7 +5,7 @@ large its tiles are, so who asks it, as oneDNN does, makes tiles of no size and 
 on machines that advertise AMX and do not have it): it traps. Anything else: it could not be tried.
 
 It needs only the standard library, so it costs an interpreter's start (20 ms), not an import of torch (1.3 s).
-Its steps are those of oneDNN: ask for the size of tiles, ask the kernel for the tile registers, then use them.
+Its steps are those of oneDNN: ask the kernel for the tile registers and the CPU for their size, then use them.
 """
 
 import ctypes

@@ -119,7 +119,7 @@ def why_silent(history: StoredPredictor, layers: int, most: int | None) -> str |
     """Why it is not asked beside the steps. `most`: None where the host serves them."""
     if not isinstance(history, Trajectory) or history.window is not Window.LAYERS or history.without:
         return "for it does not look at the last layers alone (steerpipe train transformer --window layers)"
-    if any(each not in history.networks for each in _asked(history, layers)):
+    if not history.networks or any(each not in history.networks for each in _asked(history, layers)):
         return "for it does not know every layer (train it with --horizon 2, and without --target)"
     return "for here one row reads what it misses by itself (--pin 0: the host serves it)" if most is not None else None
 

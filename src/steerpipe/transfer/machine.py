@@ -51,9 +51,8 @@ class Looking:
     # A router's decision and a token's end stop guesses until the next forecast is there; what is left of one that is
     # wanted is asked for like a block that is missing.
     stops: bool = False
-    tap_more: tuple[
-        float, ...
-    ] = ()  # added to a tap where one routed expert is missing, two ...; further ones: the last
+    # Added to a tap where one routed expert is missing, two ...; of more than are named: the last.
+    tap_more: tuple[float, ...] = ()
 
     def tap(self, missing: int) -> float:
         """Seconds of a layer in which so many routed experts are not there."""

@@ -60,7 +60,8 @@ def replay(
         raise ConfigError("the policy reuse and a reuse forecast go together", fix="give both, or the policy lfru")
     if by_cpu and machine.cpu_seconds is None:
         raise ConfigError("the policy cpu on a machine without one", fix="give it cpu_seconds: --cpu-us")
-    silent = MOST_SILENT if machine.looking.tap_seconds else math.inf  # who costs nothing may look on
+    costs = machine.looking.tap_seconds or any(machine.looking.tap_more)
+    silent = MOST_SILENT if costs else math.inf  # who costs nothing may look on
     throttle = Throttle(most_silent=silent) if throttled else None
     told = machine if by_cpu else replace(machine, cpu_seconds=None)
     run = _Run(recording, told, policy, keep, predictor, throttle, half_life_tokens)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from steerpipe.core.ids import ExpertId
@@ -42,6 +42,9 @@ def tell(source: CudaSource, kind: str, what: Sequence[Any]) -> None:
         source.protect(experts)
 
 
+SENT_AHEAD = [("expect", [2, 11]), ("pass", [0, 1, 5], set()), ("lease", 1, [0, 1, 2], None), ("expect", [])]
+
+
 @settings(max_examples=200)
 @given(
     seed=st.integers(0, 1000),
@@ -50,6 +53,7 @@ def tell(source: CudaSource, kind: str, what: Sequence[Any]) -> None:
     in_ring=st.just(()) | st.sets(st.integers(0, COUNT - 1)),
     steps=st.lists(st.one_of(guesses, guesses, streams.leases, streams.passes, streams.serves, streams.serves)),
 )
+@example(seed=0, slots=6, limit=None, in_ring={0, 1, 11}, steps=SENT_AHEAD)  # a guess once, now sent ahead of a lease
 def test_served_and_leased_kernels_find_what_was_packed(
     seed: int, slots: int, limit: int | None, in_ring: set[int], steps: list[Any]
 ) -> None:

@@ -1,6 +1,7 @@
 """Steps that read what is missing by themselves, on streams that lag: every slot holds what the table says of it."""
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from random import Random
 
@@ -14,6 +15,7 @@ from steerpipe.transfer.cuda.copier import HostCopier
 from steerpipe.transfer.cuda.landing import LAYERS_LENT, PINNED, supply_of
 from steerpipe.transfer.cuda.lent import MOST_SUPPLIED, RING
 from steerpipe.transfer.cuda.source import CudaSource
+from steerpipe.transfer.queue import Reason
 from tests.transfer.cuda.blocks import CPU, EXPERTS, NAMES, backing, contents, made_up
 from tests.transfer.cuda.streams import Kernel, Streams
 
@@ -192,6 +194,27 @@ def test_kernels_find_what_was_packed_whoever_brings_it(
                 source.warm(source.experts[number] for number in what[0])
             elif source.serves(4):
                 machine.serve(what[0])
+        machine.check()
+
+
+@pytest.mark.parametrize("seed", [4413, 4506, 4706, 5156, 6337, 6552])
+def test_a_slot_of_a_block_that_came_twice_is_nobody_elses(seed: int) -> None:
+    """Guesses of the host take free slots while kernels still write (these seeds did, where the ring could shrink)."""
+    random = Random(seed)
+    machine = Machine(seed, random.randint(12, COUNT - 1), random.choice(["lru", "lfru"]))
+    count = random.choice((1, 1, 1, 2))
+    with machine.source as source:
+        pool = [random.sample(ALL, 3) for _ in NAMES]
+
+        def guess(order: int = 0) -> None:
+            if random.random() < 0.5:
+                chosen = [source.experts[each] for each in random.sample(range(COUNT), 3)]
+                source.prefetch(chosen, Reason.PREFETCH, math.inf)
+
+        for _ in range(random.randint(2, 8)):
+            guess()
+            machine.step([random.sample(each, count) for each in pool], guess)
+            guess()
         machine.check()
 
 

@@ -163,7 +163,8 @@ class Guesses(Room):
     def _give_up(self, number: int) -> None:
         self._asked.pop(number, None)
         self._read.pop(number, None)
-        if number in self.moving or self.loading.get(number, Reason.DEMAND) is not Reason.DEMAND:
+        coming = number in self.moving or self.loading.get(number, Reason.DEMAND) is not Reason.DEMAND
+        if coming and not self.table.pins(self.experts[number]):  # who was sent ahead of a lease is pinned
             self.cut(number)
 
     def _expire(self) -> None:

@@ -56,7 +56,7 @@ class SlotRing:
         self._shelf, self._ahead, self._server, self._closing = shelf, ahead, server, closing
         self._last_layer = list(shelf.base)[-1]
         shelf.memory.absent = [view | PINNED for view in views]
-        self._slots = LentSlots(shelf, device, min(MOST_SUPPLIED, shelf.table.least_slots // 4))
+        self._slots = LentSlots(shelf, device, supply_of(shelf.table.least_slots, routed=1))
         most = guesses_of(shelf.table.least_slots)
         self.guesses = GuessSlots(shelf, device, most) if most else None
         shelf.copier.drain()  # the zeros are written
@@ -114,7 +114,7 @@ class SlotRing:
         shelf.table.touch_many(numbers, shelf.now)
         # Not for a layer that is followed again: a later one's slot may be half adopted then, and is in the ring still.
         if self._slots.taken > before or (reads.missed and self._slots.empty):
-            self._slots.most = supply_of(shelf.table.least_slots, len(numbers))
+            self._slots.grow(supply_of(shelf.table.least_slots, len(numbers)))
             self._slots.supply({*numbers, *shelf.guessed})
         self._count(numbers, missed, len(reads.sent))
         shelf.passed = base  # its router has posted: earlier layers have run

@@ -24,7 +24,7 @@ class LentSlots:
         """`most` slots are lent at a time; none of them yet."""
         assert most <= MOST_SUPPLIED, f"{most} slots in a ring of {RING}"
         self._shelf = shelf
-        self.most = most  # at a time; if it shrinks, those that are lent stay so
+        self.most = most  # at a time
         self._words = torch.zeros(RING + 4, dtype=torch.int64, device=device)  # aligned to 16 bytes, each of the three
         self.ring: Tensor = self._words[:RING]
         self.tail: Tensor = self._words[RING : RING + 1]
@@ -42,6 +42,12 @@ class LentSlots:
     @property
     def empty(self) -> bool:
         return self.taken == self._supplied
+
+    def grow(self, most: int) -> None:
+        """Never less: a slot that a landed block does not need is lent again at once, while kernels may still write to
+        it; where enough others were lent, somebody else would get it."""
+        assert most <= MOST_SUPPLIED, f"{most} slots in a ring of {RING}"
+        self.most = max(self.most, most)
 
     def take(self) -> int:
         """The slot of the next ticket that is accounted for. `taken` follows when that is done."""

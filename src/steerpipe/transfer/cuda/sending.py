@@ -51,7 +51,7 @@ class GuessSlots:
         return self._shelf.throttle.closed
 
     def rest(self, layers: int) -> None:
-        self.settle_owed((), dict)
+        self._settle_owed((), None)
         if not self.slots.empty:
             self.slots.withdraw()
         for _ in range(layers):
@@ -59,8 +59,9 @@ class GuessSlots:
 
     def begin(self) -> None:
         if self.slots.empty:
-            self.slots.supply(self._near, strict=True)
             copier = self._shelf.copier
+            copier.follow(copier.computed())  # kernels of a served step may still wait for an entry
+            self.slots.supply(self._near, strict=True)
             copier.join(copier.copied())  # a tail from before `withdraw` must not be seen
 
     def settle(
@@ -77,6 +78,9 @@ class GuessSlots:
             self._owed = layer, lambda: sent, throttle
 
     def settle_owed(self, wanted: Collection[int], near: Callable[[], Near]) -> None:
+        self._settle_owed(wanted, near)
+
+    def _settle_owed(self, wanted: Collection[int], near: Callable[[], Near] | None) -> None:
         if self._owed is not None:
             (layer, sent, throttle), self._owed = self._owed, None
             self._settle_all(layer, sent(), wanted, near, throttle)
@@ -97,10 +101,10 @@ class GuessSlots:
         self.slots.check(0 if self._owed is None else len(self._owed[1]()))
 
     def _settle_all(
-        self, layer: int, sent: Sequence[SentBlock], wanted: Collection[int], near: Callable[[], Near],
+        self, layer: int, sent: Sequence[SentBlock], wanted: Collection[int], near: Callable[[], Near] | None,
         throttle: Throttle,
     ) -> None:  # fmt: skip
-        """`throttle`: of who has sent for them."""
+        """`near`: None where no slots are lent any more. `throttle`: of who has sent for them."""
         shelf, base = self._shelf, self._shelf.base[layer]
         for each in sent:
             self._settle(base + each.expert, each.share, each.expert in wanted, self.slots.take())
@@ -108,6 +112,7 @@ class GuessSlots:
         if sent:
             begun = [each.expert for each in sent if each.share]
             throttle.settle(len(begun), sum(each in wanted for each in begun))
+        if near is not None and (sent or self.slots.empty):
             self._near = {shelf.base[each] + expert for each, experts in near().items() for expert in experts}
             self.slots.supply(self._near | shelf.guessed.keys(), strict=True)
         throttle.allows()
