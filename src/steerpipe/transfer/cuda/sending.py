@@ -51,7 +51,7 @@ class GuessSlots:
         return self._shelf.throttle.closed
 
     def rest(self, layers: int) -> None:
-        self._settle_owed((), None)
+        self.settle_owed((), None)
         if not self.slots.empty:
             self.slots.withdraw()
         for _ in range(layers):
@@ -77,10 +77,7 @@ class GuessSlots:
             layer, sent, throttle = self._owed[0], self._owed[1](), self._owed[2]
             self._owed = layer, lambda: sent, throttle
 
-    def settle_owed(self, wanted: Collection[int], near: Callable[[], Near]) -> None:
-        self._settle_owed(wanted, near)
-
-    def _settle_owed(self, wanted: Collection[int], near: Callable[[], Near] | None) -> None:
+    def settle_owed(self, wanted: Collection[int], near: Callable[[], Near] | None) -> None:
         if self._owed is not None:
             (layer, sent, throttle), self._owed = self._owed, None
             self._settle_all(layer, sent(), wanted, near, throttle)
