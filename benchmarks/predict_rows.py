@@ -126,7 +126,7 @@ def fill_in(given: argparse.Namespace) -> None:
     for line in found["shares"]:
         print(f"{line['share']:5.1%} {line['row']:40} live {line['live_ms']:6.3f} ms gained, of replay's " + ", ".join(
             f"{term} {part:.0%}" for term, part in line["of_replay"].items()
-        ))  # fmt: skip
+        ) + f"; by the device's clock {line['device_of_replay']:.0%}")  # fmt: skip
     given.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
@@ -193,8 +193,11 @@ def shares(found: dict[str, Any]) -> list[dict[str, Any]]:
 
     A row's time is the mean over tokens of the median over rounds: every row decodes the same tokens, and a host that
     was held up once does not count. `rounds_ms` are gains by rounds, against the mean of the LFRU of the same round
-    (of all, where it has none).
+    (of all, where it has none). `device_of_replay` is the share by the device's clock: of replay's last term without
+    what a predictor adds to the host, whose speed changes from run to run by more than that.
     """
+    host_ms = 1e3 * found.get("rates", {}).get("host", 0.0)
+    speakers = {row.name for row in ROWS if row.said}
     replayed = {(line["row"], line["share"]): line["ms"] for line in found["replayed"]}
     lines = []
     for (name, share), ms in replayed.items():
@@ -211,7 +214,14 @@ def shares(found: dict[str, Any]) -> list[dict[str, Any]]:
         live = by_tokens(found, share, (LFRU, AGAIN)) - by_tokens(found, share, (name,))
         parts = {term: live / (plain[term] - ms[term]) for term in ms if plain[term] - ms[term] > LEAST * ms[term]}
         device = by_tokens(found, share, (LFRU, AGAIN), "graph") - by_tokens(found, share, (name,), "graph")
-        line = {"row": name, "share": share, "live_ms": live, "device_ms": device}
+        promised = next(reversed(plain.values())) - next(reversed(ms.values())) + host_ms * (name in speakers)
+        line = {
+            "row": name,
+            "share": share,
+            "live_ms": live,
+            "device_ms": device,
+            "device_of_replay": device / promised,
+        }
         lines.append(line | {"rounds_ms": gains, "of_replay": parts})
     return lines
 

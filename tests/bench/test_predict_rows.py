@@ -61,9 +61,10 @@ def test_a_delay_ends_where_what_was_named_is_sent_for() -> None:
     assert spans.median_after(kernels[2:], "_route", "_fetch") == 5.0
 
 
-def line(row: str, number: int, *steps_ms: float, share: float = 0.25) -> dict[str, object]:
+def line(row: str, number: int, *steps_ms: float, share: float = 0.25, graph_ms: float = 5.0) -> dict[str, object]:
     steps = [round(1e3 * each) for each in steps_ms]
-    return {"row": row, "share": share, "round": number, "live_ms": sum(steps_ms) / len(steps_ms), "steps_us": steps}
+    live = {"live_ms": sum(steps_ms) / len(steps_ms), "steps_us": steps, "graph_ms": graph_ms}
+    return {"row": row, "share": share, "round": number} | live
 
 
 def test_a_gain_is_between_the_medians_of_tokens_and_one_step_that_was_held_up_does_not_count() -> None:
@@ -87,6 +88,19 @@ def test_a_gain_is_between_the_medians_of_tokens_and_one_step_that_was_held_up_d
     assert heads["rounds_ms"][1] == pytest.approx(9.55 - 16.55)
     assert heads["rounds_ms"][2] == pytest.approx((7.0 + 7.1 + 12.0) / 3 - 6.65), "no LFRU in it: against all"
     assert wrong["of_replay"] == slow["of_replay"] == {}
+
+
+def test_by_the_devices_clock_nobody_is_charged_for_the_host() -> None:
+    heads = "LFRU + heads, 1 ahead"
+    rows = {"LFRU": (8.0, 7.5), heads: (7.9, 7.1), "Belady": (6.0, 5.5)}  # ms of replay, and of the device
+    found = {
+        "rates": {"host": 1e-4},
+        "lines": [line(row, 0, 8.0, graph_ms=graph) for row, (_, graph) in rows.items()],
+        "replayed": [{"row": row, "share": 0.25, "ms": {"tap": ms}} for row, (ms, _) in rows.items()],
+    }
+    predicted, evicted = shares(found)
+    assert predicted["device_of_replay"] == pytest.approx(0.4 / (0.1 + 0.1))
+    assert evicted["device_of_replay"] == pytest.approx(1.0), "who names nobody costs the host nothing more"
 
 
 def test_who_predicts_pays_for_a_longer_host_and_who_does_not_pays_nothing() -> None:

@@ -57,8 +57,8 @@ def gate_up_row(
 ) -> None:  # fmt: skip
     """The first half of `expert_row`. `followed`: what comes next on the stream is a `down_row` that overlaps.
 
-    `early`: it starts with this one; else, where a block comes from pinned memory (`reads`), when this one has read its
-    weights, which leaves room on the device meanwhile.
+    `early`: it starts with this one; else, where a block comes from pinned memory (`reads`), when this one has asked
+    for its weights, which leaves room on the device meanwhile.
     """
     assert x.shape == (1, form.hidden), f"one row of {form.hidden} is expected, not {list(x.shape)}"
     constants = row_constants(form, launch, down=False, native=x.is_cuda)
@@ -78,7 +78,7 @@ def down_row(
     constants = row_constants(form, launch, down=True, native=act.is_cuda)
     grid = triton.cdiv(form.hidden, constants["ROWS"]), len(experts)
     found = _found(reads)
-    down_row_kernel[grid](act, experts, table, part, *found, **constants)
+    down_row_kernel[grid](act, experts, table, part, *found, PAIRS=len(experts), **constants)
 
 
 def _found(reads: Reads | None) -> tuple[Tensor | None, ...]:

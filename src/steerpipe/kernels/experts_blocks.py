@@ -30,12 +30,27 @@ def read_address(origin, table, expert, pair, NATIVE: tl.constexpr):
 
 
 @triton.jit
-def all_here(origin, PAIRS: tl.constexpr):
-    """Whether the router found none of a row's blocks in pinned memory."""
-    least = tl.load(origin)
-    for pair in tl.static_range(1, PAIRS):
-        least = tl.minimum(least, tl.load(origin + pair))
-    return least >= 0
+def absent_pairs(origin, PAIRS: tl.constexpr):
+    """A bit for each of a row's blocks that the router found in pinned memory."""
+    found = 0
+    for pair in tl.static_range(PAIRS):
+        found |= (tl.load(origin + pair) < 0).to(tl.int32) << pair
+    return found
+
+
+@triton.jit
+def pair_of(turn, absent, PAIRS: tl.constexpr):
+    """The pair whose turn it is, where absent ones (bits) go before the others, each kind in its order."""
+    absent_ones = 0
+    for pair in tl.static_range(PAIRS):
+        absent_ones += (absent >> pair) & 1
+    found, before = 0, 0  # `before`: absent ones of lower number
+    for pair in tl.static_range(PAIRS):
+        own = (absent >> pair) & 1
+        place = tl.where(own != 0, before, absent_ones + pair - before)
+        found = tl.where(place == turn, pair, found)
+        before += own
+    return found
 
 
 @triton.jit

@@ -44,6 +44,7 @@ def row_constants(form: BlockForm, launch: Launch, *, down: bool, native: bool) 
             "CHUNK": CHUNK_BYTES,
             "SPAN": triton.next_power_of_2(triton.cdiv(rows * _row_bytes(form, inputs), CHUNK_BYTES) + 1),
             "PROGRAMS": PROGRAMS,
+            "MISSING_FIRST": launch.missing_first,
             "WHOLE": form.format == "int4" and step % (group // 2) == 0,
         }
         | ({"launch_pdl": True} if overlap else {})

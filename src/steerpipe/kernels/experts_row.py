@@ -14,7 +14,14 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from steerpipe.kernels.experts_blocks import all_here, block_address, int4_halves, int8_values, read_address
+from steerpipe.kernels.experts_blocks import (
+    absent_pairs,
+    block_address,
+    int4_halves,
+    int8_values,
+    pair_of,
+    read_address,
+)
 from steerpipe.kernels.experts_keep import keep_weights, nearer, parts_here, scale_spots, spread
 
 
@@ -112,17 +119,21 @@ def gate_up_row_kernel(
     ELEMENT: tl.constexpr, SUB: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
     CACHE: tl.constexpr, EVICT: tl.constexpr, OVERLAP: tl.constexpr, FOLLOWED: tl.constexpr, NATIVE: tl.constexpr,
     WHOLE: tl.constexpr, CHUNK: tl.constexpr, SPAN: tl.constexpr, PROGRAMS: tl.constexpr, EARLY: tl.constexpr,
-    PAIRS: tl.constexpr,
+    PAIRS: tl.constexpr, MISSING_FIRST: tl.constexpr,
 ):  # fmt: skip
     """act[pair] = silu(gate x) · (up x), for ROWS of it."""
     if OVERLAP:
         gdc_wait()
+    pair, absent = tl.program_id(1), 0
+    if origin is not None:
+        absent = absent_pairs(origin, PAIRS)
+        if MISSING_FIRST:
+            pair = pair_of(pair, absent, PAIRS)
     if FOLLOWED:  # after the wait: the down kernel may read experts at once
-        if EARLY:  # noqa: SIM114 (both would be evaluated, and without `reads` there is nothing to load)
+        if EARLY:  # noqa: SIM114 (one is known when this is compiled, the other is not)
             gdc_launch_dependents()
-        elif all_here(origin, PAIRS):
+        elif absent == 0:
             gdc_launch_dependents()
-    pair = tl.program_id(1)
     expert = tl.load(experts + pair)
     if expert < 0:
         return
@@ -154,6 +165,8 @@ def gate_up_row_kernel(
     up, up_scale = _load_weights(
         up_at, up_scale_at, rows + I, keep, 0, H, BLOCK, SUB, GROUP, MASKED, CACHE, EVICT, WHOLE
     )
+    if FOLLOWED and not EARLY:  # all of it is asked for, or next to all: the link must not pause between the kernels
+        gdc_launch_dependents()
     if origin is not None:
         keep_weights(
             gate, gate_scale, keep_gate, keep_gate_scale, own, own_scale, rows, keep, 0, H, BLOCK, SUB, GROUP, MASKED,
@@ -184,8 +197,6 @@ def gate_up_row_kernel(
         gates = _add(gates, gate, gate_scale, low, high, correction, SUB, GROUP, WHOLE, NATIVE)
         ups = _add(ups, up, up_scale, low, high, correction, SUB, GROUP, WHOLE, NATIVE)
     gate_sum, up_sum = tl.sum(gates, 1), tl.sum(ups, 1)
-    if FOLLOWED and not EARLY:
-        gdc_launch_dependents()  # programs that wait for `act` would keep others off the device while blocks come
     if ELEMENT == tl.int8:
         gate_scales = tl.load(gate_scale_at + rows, keep, other=0.0)
         up_scales = tl.load(up_scale_at + I + rows, keep, other=0.0)
@@ -204,10 +215,12 @@ def down_row_kernel(
     H: tl.constexpr, I: tl.constexpr, START: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr,
     ELEMENT: tl.constexpr, SUB: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
     CACHE: tl.constexpr, EVICT: tl.constexpr, OVERLAP: tl.constexpr, NATIVE: tl.constexpr, WHOLE: tl.constexpr,
-    CHUNK: tl.constexpr, SPAN: tl.constexpr, PROGRAMS: tl.constexpr,
+    CHUNK: tl.constexpr, SPAN: tl.constexpr, PROGRAMS: tl.constexpr, PAIRS: tl.constexpr, MISSING_FIRST: tl.constexpr,
 ):  # fmt: skip
     """part[pair] = down act[pair], for ROWS of it."""
     pair = tl.program_id(1)
+    if origin is not None and MISSING_FIRST:
+        pair = pair_of(pair, absent_pairs(origin, PAIRS), PAIRS)
     expert = tl.load(experts + pair)
     if expert < 0:
         return
