@@ -1,6 +1,7 @@
 """Fitted levels → the file that `steerpipe.intake.ngram` loads."""
 
 from io import BytesIO
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,11 @@ def packed_model(alphabet: Alphabet, levels: list[Fitted]) -> bytes:
         arrays[f"children_{k}"] = children
         arrays[f"weights_{k}"] = _as_bytes(level.backoff[children > 0], WEIGHT_ONE)
     out = BytesIO()
-    np.savez_compressed(out, allow_pickle=False, **arrays)
+    with ZipFile(out, "w") as file:
+        for name, array in arrays.items():
+            own = BytesIO()
+            np.save(own, array, allow_pickle=False)
+            file.writestr(ZipInfo(f"{name}.npy"), own.getvalue(), ZIP_DEFLATED, 9)  # numpy's level is 6
     return out.getvalue()
 
 
