@@ -2,6 +2,7 @@
 PYTHON     ?= python3
 GPU_PYTHON ?= python3
 GPU_TESTS  ?= tests/gpu tests/model/test_sampling_gpu.py
+GPU_JOBS   ?= 4
 SANITIZER  ?= compute-sanitizer
 OUT        ?= build/bench-gpu
 WORKERS    ?= 2
@@ -59,8 +60,9 @@ test-slow: venv build/lm-eval/.ready  ## the tests marked slow
 
 # Only folders whose tests import nothing but torch, transformers, Triton, pytest and hypothesis: a machine with a GPU
 # often has no more, and pytest imports every file that it is shown.
-test-gpu:  ## the tests marked gpu, with GPU_PYTHON (a Python whose torch sees CUDA); installs nothing
-	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS) $(ARGS)
+test-gpu:  ## the tests marked gpu, with GPU_PYTHON (a Python whose torch sees CUDA), GPU_JOBS files at a time
+	ls -S $$(find $(GPU_TESTS) -name 'test_*.py') | PYTHONPATH=src xargs -P $(GPU_JOBS) -I FILE sh -c \
+	  'said=$$($(GPU_PYTHON) -m pytest -q -m gpu FILE $(ARGS) 2>&1); status=$$?; echo "FILE: $$said"; exit $$status'
 
 sanitize-gpu:  ## the kernel tests under compute-sanitizer
 	PYTHONPATH=src $(SANITIZER) --error-exitcode 9 \

@@ -32,9 +32,13 @@ class Throttle:
         if self._sent >= 2 * ENOUGH_SENT:
             self._sent, self._used = self._sent / 2, self._used / 2
         if sent:
-            self._silent = 0
+            self.heard()
         if self._sent >= ENOUGH_SENT and self._enough_used:
             self._next_rest = FIRST_REST
+
+    def heard(self) -> None:
+        """Guesses were sent; nobody may ever know whether they were right."""
+        self._silent = 0
 
     def allows(self) -> bool:
         """Asked once per forecast."""

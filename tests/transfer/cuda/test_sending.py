@@ -14,7 +14,7 @@ from steerpipe.core.blocks import DirectReads, SentBlock
 from steerpipe.transfer.cuda.lent import RING
 from steerpipe.transfer.cuda.sending import MOST_SENT, GuessSlots, guesses_of
 from steerpipe.transfer.cuda.source import CudaSource
-from steerpipe.transfer.throttle import MOST_SILENT
+from steerpipe.transfer.throttle import ENOUGH_SENT, MOST_SILENT
 from tests.transfer.cuda.blocks import CPU, EXPERTS, NAMES, backing, contents, made_up
 from tests.transfer.cuda.streams import COMPUTE, COPY, Operation, Streams, word
 
@@ -346,6 +346,18 @@ def test_what_the_last_tap_names_is_the_next_steps() -> None:
         assert source.counters().prefetch.cancelled == 1, "who rests does not look for it"
         machine.step([[5], [1], [2]], [[], [], []])
         machine.check()
+
+
+def test_guesses_that_nobody_looks_for_say_nothing_of_who_made_them() -> None:
+    machine = Machine(1, 8)
+    with machine.source as source:
+        for token in range(4 * ENOUGH_SENT):  # every second step is nobody's, and wants what was guessed before it
+            first, then = token % EXPERTS, (token + 1) % EXPERTS
+            machine.step([[first], [first], [first]], [[then], [], []])
+            machine.step([[then], [then], [then]], None)
+        counts = source.counters().prefetch
+        assert counts.cancelled > ENOUGH_SENT and not counts.hits + counts.late
+        assert not source.throttled
 
 
 def test_who_rests_has_no_slots() -> None:

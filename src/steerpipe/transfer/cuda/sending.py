@@ -101,12 +101,14 @@ class GuessSlots:
         self, layer: int, sent: Sequence[SentBlock], wanted: Collection[int], near: Callable[[], Near] | None,
         throttle: Throttle,
     ) -> None:  # fmt: skip
-        """`near`: None where no slots are lent any more. `throttle`: of who has sent for them."""
+        """`near`: None where nobody looks for them, and no slots are lent any more. `throttle`: of who has sent."""
         shelf, base = self._shelf, self._shelf.base[layer]
         for each in sent:
             self._settle(base + each.expert, each.share, each.expert in wanted, self.slots.take())
             self.slots.taken += 1
-        if sent:
+        if sent and near is None:
+            throttle.heard()
+        elif sent:
             begun = [each.expert for each in sent if each.share]
             throttle.settle(len(begun), sum(each in wanted for each in begun))
         if near is not None and (sent or self.slots.empty):
