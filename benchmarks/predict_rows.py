@@ -88,6 +88,9 @@ ROWS = (
 )
 
 
+SPEAKERS = frozenset(row.name for row in ROWS if row.said and not row.served)
+
+
 def read_found(file: Path) -> dict[str, Any]:
     """Of predict_on_gpu.py, or of a note, which names columns once and has the means of all rounds in one line."""
     found: dict[str, Any] = json.loads(file.read_text())
@@ -124,9 +127,10 @@ def fill_in(given: argparse.Namespace) -> None:
     ]
     found["shares"] = shares(found)
     for line in found["shares"]:
-        print(f"{line['share']:5.1%} {line['row']:40} live {line['live_ms']:6.3f} ms gained, of replay's " + ", ".join(
-            f"{term} {part:.0%}" for term, part in line["of_replay"].items()
-        ) + f"; by the device's clock {line['device_of_replay']:.0%}")  # fmt: skip
+        terms_of = ", ".join(f"{term} {part:.0%}" for term, part in line["of_replay"].items())
+        whole = f"{line['share']:5.1%} {line['row']:40} live {line['live_ms']:6.3f} ms gained, of replay's {terms_of}"
+        steady, device = line["steady_of_replay"], line["device_of_replay"]
+        print(f"{whole}; with the host of all runs {steady:.0%}, by the device's clock {device:.0%}")
     given.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
@@ -193,11 +197,11 @@ def shares(found: dict[str, Any]) -> list[dict[str, Any]]:
 
     A row's time is the mean over tokens of the median over rounds: every row decodes the same tokens, and a host that
     was held up once does not count. `rounds_ms` are gains by rounds, against the mean of the LFRU of the same round
-    (of all, where it has none). `device_of_replay` is the share by the device's clock: of replay's last term without
-    what a predictor adds to the host, whose speed changes from run to run by more than that.
+    (of all, where it has none). A host's speed changes from run to run by more than a predictor adds to it: by the
+    device's clock alone the share of replay's last term is `device_of_replay`, and `steady_of_replay` charges every
+    predictor for what the host needed more in all of their runs.
     """
-    host_ms = 1e3 * found.get("rates", {}).get("host", 0.0)
-    speakers = {row.name for row in ROWS if row.said}
+    host_ms, more_ms = 1e3 * found.get("rates", {}).get("host", 0.0), host_more(found)
     replayed = {(line["row"], line["share"]): line["ms"] for line in found["replayed"]}
     lines = []
     for (name, share), ms in replayed.items():
@@ -214,16 +218,30 @@ def shares(found: dict[str, Any]) -> list[dict[str, Any]]:
         live = by_tokens(found, share, (LFRU, AGAIN)) - by_tokens(found, share, (name,))
         parts = {term: live / (plain[term] - ms[term]) for term in ms if plain[term] - ms[term] > LEAST * ms[term]}
         device = by_tokens(found, share, (LFRU, AGAIN), "graph") - by_tokens(found, share, (name,), "graph")
-        promised = next(reversed(plain.values())) - next(reversed(ms.values())) + host_ms * (name in speakers)
-        line = {
-            "row": name,
-            "share": share,
-            "live_ms": live,
-            "device_ms": device,
-            "device_of_replay": device / promised,
-        }
-        lines.append(line | {"rounds_ms": gains, "of_replay": parts})
+        promised, speaks = next(reversed(plain.values())) - next(reversed(ms.values())), name in SPEAKERS
+        line = {"row": name, "share": share, "live_ms": live, "device_ms": device, "rounds_ms": gains}
+        lines.append(line | {
+            "of_replay": parts, "device_of_replay": _part(device, promised + host_ms * speaks),
+            "steady_of_replay": _part(device - more_ms * speaks, promised),
+        })  # fmt: skip
     return lines
+
+
+def _part(gained: float, promised: float) -> float:
+    return gained / promised if promised else math.nan
+
+
+def host_more(found: dict[str, Any]) -> float:
+    """Milliseconds that a predictor adds to a step's host, over all runs of all predictors that did not rest."""
+    spent: dict[bool, list[float]] = {False: [], True: []}
+    for line in found["lines"]:
+        if (
+            "graph_ms" in line
+            and not line.get("throttled")
+            and (line["row"] in SPEAKERS or line["row"] in (LFRU, AGAIN))
+        ):
+            spent[line["row"] in SPEAKERS].append(line["live_ms"] - line["graph_ms"])
+    return statistics.fmean(spent[True]) - statistics.fmean(spent[False]) if all(spent.values()) else 0.0
 
 
 def by_tokens(found: dict[str, Any], share: float, names: tuple[str, ...], what: str = "step") -> float:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.predict_rows import ROWS, Rates, read_found, shares, terms
+from benchmarks.predict_rows import ROWS, Rates, host_more, read_found, shares, terms
 from steerpipe.transfer.machine import Machine
 from steerpipe.transfer.recorded import draw_recording
 from steerpipe.transfer.replay import Keep, replay
@@ -101,6 +101,15 @@ def test_by_the_devices_clock_nobody_is_charged_for_the_host() -> None:
     predicted, evicted = shares(found)
     assert predicted["device_of_replay"] == pytest.approx(0.4 / (0.1 + 0.1))
     assert evicted["device_of_replay"] == pytest.approx(1.0), "who names nobody costs the host nothing more"
+    assert host_more(found) == pytest.approx(0.9 - 0.5)
+    assert predicted["steady_of_replay"] == pytest.approx((0.4 - 0.4) / 0.1)
+    assert evicted["steady_of_replay"] == evicted["device_of_replay"]
+
+
+def test_a_predictor_that_rests_says_nothing_of_what_predicting_costs_the_host() -> None:
+    heads, plain = (line(row, 0, 8.0, graph_ms=7.0) for row in ("LFRU + heads, 1 ahead", "LFRU"))
+    assert host_more({"lines": [plain, heads | {"graph_ms": 6.5}, heads | {"throttled": 1.0}]}) == pytest.approx(0.5)
+    assert host_more({"lines": [plain, heads | {"throttled": 1.0}]}) == 0.0
 
 
 def test_who_predicts_pays_for_a_longer_host_and_who_does_not_pays_nothing() -> None:
