@@ -59,10 +59,12 @@ test-slow: venv build/lm-eval/.ready  ## the tests marked slow
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -m "slow and not gpu" $(ARGS)
 
 # Only folders whose tests import nothing but torch, transformers, Triton, pytest and hypothesis: a machine with a GPU
-# often has no more, and pytest imports every file that it is shown.
+# often has no more, and pytest imports every file that it is shown. (5: no test of a file is among those of ARGS.)
 test-gpu:  ## the tests marked gpu, with GPU_PYTHON (a Python whose torch sees CUDA), GPU_JOBS files at a time
-	ls -S $$(find $(GPU_TESTS) -name 'test_*.py') | PYTHONPATH=src xargs -P $(GPU_JOBS) -I FILE sh -c \
-	  'said=$$($(GPU_PYTHON) -m pytest -q -m gpu FILE $(ARGS) 2>&1); status=$$?; echo "FILE: $$said"; exit $$status'
+	@mkdir -p build
+	find $(GPU_TESTS) -name 'test_*.py' > build/gpu-tests.txt && test -s build/gpu-tests.txt
+	PYTHONPATH=src PYTEST_ADDOPTS="$(ARGS)" xargs -P $(GPU_JOBS) -I @ sh -c \
+	  'said=$$($(GPU_PYTHON) -m pytest -q -m gpu @ 2>&1); status=$$?; echo "@: $$said"; test $$status = 5 || exit $$status' < build/gpu-tests.txt
 
 sanitize-gpu:  ## the kernel tests under compute-sanitizer
 	PYTHONPATH=src $(SANITIZER) --error-exitcode 9 \

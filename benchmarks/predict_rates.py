@@ -5,7 +5,7 @@
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
@@ -33,7 +33,7 @@ from steerpipe.transfer.throttle import Throttle
 if TYPE_CHECKING:
     from benchmarks.predict_on_gpu import Bench
 
-SETTLE, STEPS, ROUNDS = 16, 32, 2  # of a rate
+SETTLE, STEPS, ROUNDS = 16, 32, 3  # of a rate
 
 
 def measure_rates(bench: "Bench", log: Log) -> Rates:
@@ -41,26 +41,34 @@ def measure_rates(bench: "Bench", log: Log) -> Rates:
     plain, tapped = points(bench)
     log.add("points", [asdict(each) for each in plain])
     log.add("tapped_points", [asdict(each) for each in tapped])
-    pairs, layers = list(zip(plain, tapped, strict=True)), bench.shape.layers
-    between = statistics.median(each.host for each in plain)
-    # a layer is timed on the device; of the host, whose speed changes within a run, the median of all points is taken
-    spent = [(each.graph + between) / layers for each in plain]
-    kinds = bench.shape.moe.top_k + 1  # of points; the first hits
-    hits = statistics.fmean(spent[::kinds])
-    missing = [at for at in range(len(plain)) if at % kinds]
-    block, base = np.polyfit([plain[at].misses for at in missing], [spent[at] for at in missing], 1)
-    extra = float(base) - hits
-    taps = [
-        statistics.median(more.graph - less.graph for less, more in pairs[kind::kinds]) / layers
-        for kind in range(kinds)
-    ]
     views = [bench.ladder.backing.view(number) for number in range(GUESSES)]
+    rate = fetch_rate(views, bench.shape.layout.block_bytes)
+    return replace(rates_of(plain, tapped, bench.shape.layers), guess_bytes_per_second=rate)
+
+
+def rates_of(plain: Sequence["Point"], tapped: Sequence["Point"], layers: int) -> Rates:
+    """A layer is timed on the device, by the quickest of its rounds: whatever else runs makes it slower and never
+    quicker. Of the host, whose speed changes within a run, the median of all points is taken.
+    """
+    between = statistics.median(each.host for each in plain)
+    without, with_tap = _quickest(plain), _quickest(tapped)
+    hits = (without[0] + between) / layers
+    missing = sorted(set(without) - {0})
+    block, base = np.polyfit(missing, [(without[each] + between) / layers for each in missing], 1)
+    extra = float(base) - hits
+    tap = max(0.0, (with_tap[0] - without[0]) / layers)
     return Rates(
-        hits, max(0.0, -extra), max(0.0, extra), float(block),
-        tap=max(0.0, taps[0]), tap_more=tuple(each - max(0.0, taps[0]) for each in taps[1:]),
-        between=between, host=statistics.median(more.host - less.host for less, more in pairs),
-        guess_bytes_per_second=fetch_rate(views, bench.shape.layout.block_bytes),
+        hits, max(0.0, -extra), max(0.0, extra), float(block), tap=tap,
+        tap_more=tuple((with_tap[each] - without[each]) / layers - tap for each in missing),
+        between=between, host=statistics.median(more.host - less.host for less, more in zip(plain, tapped, strict=True)),
     )  # fmt: skip
+
+
+def _quickest(points: Sequence["Point"]) -> dict[int, float]:
+    """Seconds of a graph, by what is missing."""
+    return {
+        misses: min(each.graph for each in points if each.misses == misses) for misses in {p.misses for p in points}
+    }
 
 
 def profile_rates(bench: "Bench", log: Log, rates: Rates) -> Rates:

@@ -61,6 +61,19 @@ def test_a_delay_ends_where_what_was_named_is_sent_for() -> None:
     assert spans.median_after(kernels[2:], "_route", "_fetch") == 5.0
 
 
+def test_a_rate_is_that_of_the_quickest_round() -> None:
+    rates = pytest.importorskip("benchmarks.predict_rates")
+
+    def round_of(tap_us: float, slow_us: float = 0.0) -> list[object]:
+        times = [24 * (60 + tap_us * (missing < 2) + 90 * missing - 10 * (missing > 0)) for missing in range(5)]
+        times[3] += slow_us
+        return [rates.Point(missing, 1e-6 * each, 2.4e-4) for missing, each in enumerate(times)]
+
+    found = rates.rates_of([*round_of(0), *round_of(0, 500)], [*round_of(4, 900), *round_of(4)], 24)
+    assert (found.layer, found.beside, found.ask, found.block) == pytest.approx((70e-6, 10e-6, 0.0, 90e-6))
+    assert (found.tap, *found.tap_more) == pytest.approx((4e-6, 0.0, -4e-6, -4e-6, -4e-6))
+
+
 def line(row: str, number: int, *steps_ms: float, share: float = 0.25, graph_ms: float = 5.0) -> dict[str, object]:
     steps = [round(1e3 * each) for each in steps_ms]
     live = {"live_ms": sum(steps_ms) / len(steps_ms), "steps_us": steps, "graph_ms": graph_ms}

@@ -35,11 +35,11 @@ SHAPES = ((2048, 768), (2048, 1408))
 READS = ("origin", "target", "since", "stamp")
 
 
-def compiled(form: BlockForm, *, down: bool, given: int) -> Any:
+def compiled(form: BlockForm, *, down: bool, given: int, pairs: int = 4) -> Any:
     kernel = down_row_kernel if down else gate_up_row_kernel
     values = dict(row_constants(form, launch_for("row_down" if down else "row_gate_up", form), down=down, native=True))
     options = {name: values.pop(name) for name in OPTIONS if name in values}
-    values |= {"FOLLOWED": given == 4, "EARLY": given != 4, "PAIRS": 4}
+    values |= {"FOLLOWED": given == 4, "EARLY": given != 4, "PAIRS": pairs}
     signature, constants, hints = {}, {}, {}
     for index, parameter in enumerate(kernel.params):
         absent = parameter.name in READS[given:]
@@ -73,7 +73,19 @@ def accesses(ptx: str) -> Counter[str]:
     return Counter(re.findall(r"\b((?:ld|st)(?:\.volatile)?\.global[.\w]*)", ptx))
 
 
+def released(ptx: str) -> list[int]:
+    """Of a kernel that releases the next one: 16-byte loads and stores before each time."""
+    found, loads, stores = [], 0, 0
+    for each in re.findall(r"griddepcontrol\.launch_dependents|(?:ld|st)\.global\.v4\.b32", ptx):
+        if each.startswith("grid"):
+            found += [loads, stores]
+        loads, stores = loads + each.startswith("ld"), stores + each.startswith("st")
+    return found
+
+
 def main() -> None:
+    many = compiled(plan_block(ExpertFormat.BFLOAT16, *SHAPES[0]).form, down=False, given=4, pairs=33).asm["ptx"]
+    print(json.dumps({"pairs": "%ctaid.y" in many and "trap" not in many}), flush=True)
     for hidden, width in SHAPES:
         for kind in ExpertFormat:
             form = plan_block(kind, hidden, width).form
@@ -84,6 +96,7 @@ def main() -> None:
                     "reductions": [reductions(each.asm["ttgir"]) for each in ways],
                     "stack": [stack_bytes(each.asm["cubin"]) for each in ways],
                     "accesses": [accesses(each.asm["ptx"]) for each in ways],
+                    "released": [] if down else released(ways[2].asm["ptx"]),
                 }
                 print(json.dumps(line), flush=True)
 

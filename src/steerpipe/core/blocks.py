@@ -105,8 +105,9 @@ class GuessLanding(Protocol):
         """Before anything of the next step is queued: waits for what is owed, if anything is."""
         ...
 
-    def settle_owed(self, wanted: Collection[int], near: Callable[[], Near]) -> None:
-        """`settle` for them, if there are any: the next step's first layer has been followed, or rests."""
+    def settle_owed(self, wanted: Collection[int], near: Callable[[], Near] | None) -> None:
+        """`settle` for them, if there are any: the next step's first layer has been followed. `near` None: nobody looks
+        for them in it, so they are neither right nor wrong."""
         ...
 
     def settle(

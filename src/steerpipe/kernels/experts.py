@@ -57,15 +57,15 @@ def gate_up_row(
 ) -> None:  # fmt: skip
     """The first half of `expert_row`. `followed`: what comes next on the stream is a `down_row` that overlaps.
 
-    `early`: it starts with this one; else, where a block comes from pinned memory (`reads`), when this one has asked
-    for its weights, which leaves room on the device meanwhile.
+    `early`: it starts with this one; else, where a block comes from pinned memory (`reads`), when every program of this
+    one has asked for its first weights: until then there is room on the device for others.
     """
     assert x.shape == (1, form.hidden), f"one row of {form.hidden} is expected, not {list(x.shape)}"
     constants = row_constants(form, launch, down=False, native=x.is_cuda)
     grid = triton.cdiv(form.width, constants["ROWS"]), len(experts)
     found = _found(reads)
     gate_up_row_kernel[grid](
-        x, experts, table, act, *found, FOLLOWED=followed and overlapped(x), EARLY=early, PAIRS=len(experts),
+        x, experts, table, act, *found, FOLLOWED=followed and overlapped(x), EARLY=early, PAIRS=_pairs(experts, reads),
         **constants,
     )  # fmt: skip
 
@@ -78,7 +78,12 @@ def down_row(
     constants = row_constants(form, launch, down=True, native=act.is_cuda)
     grid = triton.cdiv(form.hidden, constants["ROWS"]), len(experts)
     found = _found(reads)
-    down_row_kernel[grid](act, experts, table, part, *found, PAIRS=len(experts), **constants)
+    down_row_kernel[grid](act, experts, table, part, *found, PAIRS=_pairs(experts, reads), **constants)
+
+
+def _pairs(experts: Tensor, reads: Reads | None) -> int:
+    """A constant of kernels that read by themselves; others are compiled once for any number."""
+    return 0 if reads is None else len(experts)
 
 
 def _found(reads: Reads | None) -> tuple[Tensor | None, ...]:

@@ -30,24 +30,21 @@ def read_address(origin, table, expert, pair, NATIVE: tl.constexpr):
 
 
 @triton.jit
-def absent_pairs(origin, PAIRS: tl.constexpr):
-    """A bit for each of a row's blocks that the router found in pinned memory."""
+def count_missing(origin, PAIRS: tl.constexpr):
+    """How many of a row's blocks the router found in pinned memory."""
     found = 0
     for pair in tl.static_range(PAIRS):
-        found |= (tl.load(origin + pair) < 0).to(tl.int32) << pair
+        found += (tl.load(origin + pair) < 0).to(tl.int32)
     return found
 
 
 @triton.jit
-def pair_of(turn, absent, PAIRS: tl.constexpr):
-    """The pair whose turn it is, where absent ones (bits) go before the others, each kind in its order."""
-    absent_ones = 0
+def pair_of(turn, origin, missing, PAIRS: tl.constexpr):
+    """The pair whose turn it is, where the `missing` ones go before the others, each kind in its order."""
+    found, before = 0, 0  # `before`: missing ones of lower number
     for pair in tl.static_range(PAIRS):
-        absent_ones += (absent >> pair) & 1
-    found, before = 0, 0  # `before`: absent ones of lower number
-    for pair in tl.static_range(PAIRS):
-        own = (absent >> pair) & 1
-        place = tl.where(own != 0, before, absent_ones + pair - before)
+        own = (tl.load(origin + pair) < 0).to(tl.int32)
+        place = tl.where(own != 0, before, missing + pair - before)
         found = tl.where(place == turn, pair, found)
         before += own
     return found

@@ -15,8 +15,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from steerpipe.kernels.experts_blocks import (
-    absent_pairs,
     block_address,
+    count_missing,
     int4_halves,
     int8_values,
     pair_of,
@@ -124,20 +124,22 @@ def gate_up_row_kernel(
     """act[pair] = silu(gate x) · (up x), for ROWS of it."""
     if OVERLAP:
         gdc_wait()
-    pair, absent = tl.program_id(1), 0
+    pair, missing = tl.program_id(1), 0
     if origin is not None:
-        absent = absent_pairs(origin, PAIRS)
+        missing = count_missing(origin, PAIRS)
         if MISSING_FIRST:
-            pair = pair_of(pair, absent, PAIRS)
+            pair = pair_of(pair, origin, missing, PAIRS)
     if FOLLOWED:  # after the wait: the down kernel may read experts at once
         if EARLY:  # noqa: SIM114 (one is known when this is compiled, the other is not)
             gdc_launch_dependents()
-        elif absent == 0:
+        elif missing == 0:
             gdc_launch_dependents()
     expert = tl.load(experts + pair)
     if expert < 0:
         return
-    low, high, correction = _load_inputs(x, 0, H, BLOCK, SUB, GROUP)
+    low, high, correction = 0.0, 0.0, 0.0
+    if EARLY:
+        low, high, correction = _load_inputs(x, 0, H, BLOCK, SUB, GROUP)
     if origin is None:
         address = block_address(table, expert, NATIVE)
         place = address
@@ -165,8 +167,10 @@ def gate_up_row_kernel(
     up, up_scale = _load_weights(
         up_at, up_scale_at, rows + I, keep, 0, H, BLOCK, SUB, GROUP, MASKED, CACHE, EVICT, WHOLE
     )
-    if FOLLOWED and not EARLY:  # all of it is asked for, or next to all: the link must not pause between the kernels
-        gdc_launch_dependents()
+    if not EARLY:  # its first step is asked for, mostly its only one: the link must not pause between the kernels
+        if FOLLOWED:
+            gdc_launch_dependents()
+        low, high, correction = _load_inputs(x, 0, H, BLOCK, SUB, GROUP)
     if origin is not None:
         keep_weights(
             gate, gate_scale, keep_gate, keep_gate_scale, own, own_scale, rows, keep, 0, H, BLOCK, SUB, GROUP, MASKED,
@@ -220,7 +224,7 @@ def down_row_kernel(
     """part[pair] = down act[pair], for ROWS of it."""
     pair = tl.program_id(1)
     if origin is not None and MISSING_FIRST:
-        pair = pair_of(pair, absent_pairs(origin, PAIRS), PAIRS)
+        pair = pair_of(pair, origin, count_missing(origin, PAIRS), PAIRS)
     expert = tl.load(experts + pair)
     if expert < 0:
         return

@@ -106,10 +106,10 @@ class GuessSlots:
         for each in sent:
             self._settle(base + each.expert, each.share, each.expert in wanted, self.slots.take())
             self.slots.taken += 1
-        if sent and near is None:
+        begun = [each.expert for each in sent if each.share]
+        if begun and near is None:
             throttle.heard()
-        elif sent:
-            begun = [each.expert for each in sent if each.share]
+        elif begun:
             throttle.settle(len(begun), sum(each in wanted for each in begun))
         if near is not None and (sent or self.slots.empty):
             self._near = {shelf.base[each] + expert for each, experts in near().items() for expert in experts}
