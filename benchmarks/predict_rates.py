@@ -60,7 +60,8 @@ def rates_of(plain: Sequence["Point"], tapped: Sequence["Point"], layers: int) -
     return Rates(
         hits, max(0.0, -extra), max(0.0, extra), float(block), tap=tap,
         tap_more=tuple((with_tap[each] - without[each]) / layers - tap for each in missing),
-        between=between, host=statistics.median(more.host - less.host for less, more in zip(plain, tapped, strict=True)),
+        between=between,
+        host=statistics.median(more.host - less.host for less, more in zip(plain, tapped, strict=True)),
     )  # fmt: skip
 
 
