@@ -306,3 +306,5 @@ def test_styles_that_come_often_are_written_once_and_are_no_other_pictures() -> 
     assert f'<svg width="1"><style>.{name}{{fill: red}}</style>' in found and '<g style="fill: blue"/>' in found
     assert name not in slim(one.replace("red", "green"))
     assert slim("<svg><g/></svg>") == "<svg><g/></svg>\n"
+    fonts = "<text style=\"font: 7px 'DejaVu Sans', 'Vera', 'A Sans Serif', sans-serif; text-anchor: end\"/>"
+    assert slim(fonts) == "<text style=\"font: 7px 'DejaVu Sans', sans-serif; text-anchor: end\"/>\n"
