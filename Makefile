@@ -11,6 +11,8 @@ ARGS       ?=
 BIN := .venv/bin
 # One torch thread per test process: two threads on two busy cores make each small operation ten times slower.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+# A file's tests stay in one process: what they share (models, packs, reference answers) is made once.
+IN_PARALLEL := -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test check mutants test-slow test-gpu sanitize-gpu bench-gpu lock clean
@@ -38,7 +40,7 @@ demo: venv  ## shows the engine at work, then ends by itself
 	$(BIN)/steerpipe demo $(ARGS)
 
 test: venv  ## tests that need neither a GPU nor patience
-	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	$(ONE_THREAD) $(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 check: venv  ## ruff, mypy and the import ladder
 	$(BIN)/ruff check --output-format concise .

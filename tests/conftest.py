@@ -52,6 +52,14 @@ else:
     settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+def pytest_collection_finish() -> None:
+    """Before the first test, and only where one of them has imported Triton: that takes a second."""
+    if os.environ.get("TRITON_INTERPRET") == "1" and "triton" in sys.modules:
+        from tests.support.interpreter import spare_vain_work
+
+        spare_vain_work()
+
+
 class NetworkUseError(RuntimeError):
     """A test reached for the network. Not an OSError, so that no code takes it for a failed connection."""
 

@@ -41,13 +41,13 @@ def without_cuda(lock: str) -> str:
 def beyond(lock: str, base: str) -> str:
     """The entries of `lock` for packages that `base` does not install everywhere (one with a marker it may not)."""
     entries = re.split(r"^(?=\S)", lock, flags=re.MULTILINE)
-    there = re.findall(r"^([a-z0-9-]+)==\S+ \\$", base, flags=re.MULTILINE)
+    there = re.findall(r"^([a-z0-9-]+)==\S+ --hash", base, flags=re.MULTILINE)
     return "".join(entry for entry in entries if entry.partition("==")[0] not in {*there, "triton", "setuptools"})
 
 
 def write_lm_eval() -> None:
     """What one slow test needs beside everything else: the same versions of what both need, and the rest."""
-    pins = re.sub(r" \\\n( +--hash=\S+( \\)?\n)+", "\n", LOCK.read_text())
+    pins = re.sub(r"( --hash=\S+)+", "", LOCK.read_text())
     with tempfile.TemporaryDirectory() as folder:
         wanted, known = Path(folder) / "wanted.in", Path(folder) / "known.txt"
         wanted.write_text(LM_EVAL_PACKAGE)
@@ -59,7 +59,7 @@ def write_lm_eval() -> None:
 
 def store(file: Path, lock: str) -> None:
     assert "://" not in lock, "the lock names a host: compile it without --emit-index-url and --emit-find-links"
-    file.write_text(lock.replace("\n    --hash", "\n --hash"))  # 3,000 lines: the repository's bytes are counted
+    file.write_text(re.sub(r" \\\n +--hash", " --hash", lock))  # one line each: the repository's bytes are counted
     print(f"{file.name}: {len(re.findall(r'^[a-z]', lock, flags=re.MULTILINE))} packages")
 
 

@@ -1,7 +1,7 @@
 """The setting `quality` in a running engine: exact unless told otherwise, and told when it is not."""
 
 import json
-from functools import reduce
+from functools import cache, reduce
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,12 @@ def answer(pipe: Pipeline, tokens: int = 12) -> Completion:
     return pipe.generate(PROMPT, raw=True, temperature=0.0, max_tokens=tokens, ignore_eos=True, logprobs=0)
 
 
+@cache
+def exact_answer() -> Completion:
+    with opened(fast_memory="100%") as whole:
+        return answer(whole)
+
+
 def waits_after_the_prompt(**settings: Any) -> tuple[int, Completion]:
     timeline = Timeline()
     with opened(timeline=timeline, pace="20MB", **settings) as pipe:
@@ -65,11 +71,9 @@ def test_the_exact_engine_does_wait_there() -> None:
 
 @pytest.mark.parametrize("quality", LOSSY)
 def test_prompts_are_exact_and_every_answer_says_what_was_substituted(quality: str) -> None:
-    with opened(fast_memory="100%") as whole:
-        exact = answer(whole)
     with opened(quality=quality) as pipe:
         first, second = answer(pipe), answer(pipe)
-    assert first.logprobs[0] == exact.logprobs[0]
+    assert first.logprobs[0] == exact_answer().logprobs[0]
     assert first.substituted is not None and second.substituted is not None
     assert first.substituted.uses == second.substituted.uses == 11 * 24 * 4  # of its own, not of both
     assert 0 < first.substituted.share < 1
@@ -78,9 +82,9 @@ def test_prompts_are_exact_and_every_answer_says_what_was_substituted(quality: s
 
 
 def test_an_answer_that_is_exact_by_name_is_the_exact_answer() -> None:
-    with opened(fast_memory="100%") as whole, opened(quality="wait") as waiting, opened() as plain:
+    with opened(quality="wait") as waiting, opened() as plain:
         assert waiting.quality is None and plain.quality is None
-        assert answer(whole).logprobs == answer(waiting).logprobs == answer(plain).logprobs
+        assert exact_answer().logprobs == answer(waiting).logprobs == answer(plain).logprobs
 
 
 def test_where_every_expert_is_resident_nothing_is_substituted() -> None:
