@@ -89,8 +89,8 @@ def test_nothing_begins_when_the_router_has_looked() -> None:
 
 
 @triton.jit
-def one_share(source, place, progress, looked, stamp, SIZE: tl.constexpr, ROUNDS: tl.constexpr, CHUNK: tl.constexpr):  # noqa: N803
-    _copy_share(source, place, progress, looked, tl.load(stamp), SIZE, ROUNDS, 64, CHUNK)
+def one_share(places, progress, looked, stamp, SIZE: tl.constexpr, ROUNDS: tl.constexpr, CHUNK: tl.constexpr):  # noqa: N803
+    _copy_share(tl.load(places), tl.load(places + 1), progress, looked, tl.load(stamp), SIZE, ROUNDS, 64, CHUNK)
 
 
 def test_who_is_stopped_says_what_came_and_that_it_has_ended() -> None:
@@ -98,9 +98,8 @@ def test_who_is_stopped_says_what_came_and_that_it_has_ended() -> None:
     size = 3 * ROUND_BYTES
     block, slot = torch.randint(0, 256, (size,), dtype=torch.uint8), torch.full((size,), 0x55, dtype=torch.uint8)
     progress, looked = words(PROGRAMS), torch.tensor([STAMP])
-    one_share[(PROGRAMS,)](
-        block.data_ptr(), slot.data_ptr(), progress, looked, looked, SIZE=size, ROUNDS=3, CHUNK=CHUNK_BYTES
-    )
+    places = torch.tensor([block.data_ptr(), slot.data_ptr()])  # a number of its own may be one of 32 bits
+    one_share[(PROGRAMS,)](places, progress, looked, looked, SIZE=size, ROUNDS=3, CHUNK=CHUNK_BYTES)
     assert progress.tolist() == [STAMP << 32 | 1 << 31 | 1] * PROGRAMS
     assert torch.equal(slot[:ROUND_BYTES], block[:ROUND_BYTES]) and (slot[ROUND_BYTES:] == 0x55).all()
 
