@@ -139,7 +139,7 @@ def terms(
 ) -> Iterator[tuple[str, Machine]]:
     """The machine, with one more of what a live run pays each time. The first: slots and rates alone.
 
-    `predicts`: somebody does in this run, so slots are lent for his guesses, of which replay has GUESSES in use, and
+    `predicts`: somebody does in this run, so slots are lent for his guesses, of which replay has one in use, and
     the host takes longer between two steps.
     """
     slots, size = slots_of_share(share, recording.all_experts), found["block_bytes"]
@@ -153,7 +153,7 @@ def terms(
     looking = machine.looking
     if direct:
         looking = Looking(most=GUESSES, stops=True, bytes_per_second=rates.guess_bytes_per_second)
-        lent = supply_of(slots, recording.top_k) + (guesses_of(slots) - GUESSES if predicts else 0)
+        lent = supply_of(slots, recording.top_k) + (guesses_of(slots) - 1 if predicts else 0)
         machine = replace(machine, slots=slots - lent, chunk_bytes=CHUNK_BYTES, looking=looking)
         yield "driver", machine
     if apart:

@@ -126,7 +126,9 @@ def test_a_chunk_on_its_way_is_told_from_one_that_came_and_one_that_will_not() -
     assert told((came, -1), (-1, -1), (5, -1), (5, -1)) == 0b1110
 
 
-def send(likely: list[tuple[int, float]], absent: set[int], head: int, sighted: int, position: int = 4) -> list[int]:
+def send(
+    likely: list[tuple[int, float]], absent: set[int], head: int, sighted: int, position: int = 4, most: int = GUESSES
+) -> list[int]:  # fmt: skip
     """Tags behind a tap that names these experts; -1 where there is none."""
     table = torch.tensor([each | PINNED if each in absent else 9000 + each for each in range(1, EXPERTS + 1)])
     tags, heads = torch.full((GUESSES,), -1), torch.tensor([head])
@@ -136,7 +138,7 @@ def send(likely: list[tuple[int, float]], absent: set[int], head: int, sighted: 
     foretell(
         torch.zeros(1, EXPERTS), None, top_k=2, renormalise=True, scale=torch.ones(1), bias=torch.zeros(1),
         positions=torch.tensor([position]), stamp=torch.tensor([STAMP]), words=words(8), forced=forced,
-        sending=Sending(table, torch.arange(RING), torch.tensor([sighted]), heads, tags, words(8)),
+        sending=Sending(table, torch.arange(RING), torch.tensor([sighted]), heads, tags, words(8), most=most),
     )  # fmt: skip
     assert int(heads[0]) == head + int((tags >= 0).sum())
     return [int(tag) for tag in tags]
@@ -145,21 +147,22 @@ def send(likely: list[tuple[int, float]], absent: set[int], head: int, sighted: 
 @settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.integers(0, EXPERTS - 1), st.sampled_from([0.0, 0.1, 0.5, 1.0])), max_size=8),
-    st.sets(st.integers(1, EXPERTS)), st.integers(0, 20), st.integers(0, 4),
+    st.sets(st.integers(1, EXPERTS)), st.integers(0, 20), st.integers(0, 4), st.integers(1, GUESSES),
 )  # fmt: skip
-@example([(3, 1.0), (3, 1.0), (4, 0.5)], {4, 5}, 2, 4)
-@example([(3, 1.0), (4, 0.5)], {4, 5}, 2, 1)
+@example([(3, 1.0), (3, 1.0), (4, 0.5)], {4, 5}, 2, 4, GUESSES)
+@example([(3, 1.0), (4, 0.5)], {4, 5}, 2, 1, GUESSES)
+@example([(3, 1.0), (4, 0.5)], {4, 5}, 2, 4, 1)
 def test_likely_absent_experts_take_the_next_tickets_that_a_router_has_seen(
-    likely: list[tuple[int, float]], absent: set[int], head: int, supplied: int
+    likely: list[tuple[int, float]], absent: set[int], head: int, supplied: int, most: int
 ) -> None:
     named: list[int] = []
     for rank, (expert, chance) in enumerate(likely):
         first = expert not in [each for each, _ in likely[:rank]]
         if first and chance >= LEAST_PROBABILITY and expert + 1 in absent:
             named.append(expert)
-    sent = named[: min(GUESSES, supplied)]
+    sent = named[: min(most, supplied)]
     tags = [STAMP << 32 | (head + at) % RING << 16 | expert for at, expert in enumerate(sent)]
-    assert send(likely, absent, head, head + supplied) == tags + [-1] * (GUESSES - len(sent))
+    assert send(likely, absent, head, head + supplied, most=most) == tags + [-1] * (GUESSES - len(sent))
 
 
 def test_a_row_without_a_position_sends_for_nobody() -> None:

@@ -51,9 +51,9 @@ def _look(
 @triton.jit
 def _send(
     named, told, real, now, table, sighted, head, tags, entries, LEAST: tl.constexpr, N: tl.constexpr,
-    N_PAD: tl.constexpr, RING: tl.constexpr, GUESSES: tl.constexpr,
+    N_PAD: tl.constexpr, RING: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
-    """Likely experts that are not here take tickets, the likeliest first; a tag for each."""
+    """Likely experts that are not here take tickets, the likeliest MOST of them first; a tag for each."""
     rank = tl.arange(0, N_PAD)
     # as in the router: one thread says what was read
     tl.store(entries + rank, tl.load(table + named, mask=rank < N, other=0, volatile=True), mask=rank < N)
@@ -63,7 +63,7 @@ def _send(
     wanted = real & absent & (rank < N) & ((told >> 16) >= LEAST) & (again == 0)
     before = tl.sum(((rank[None, :] < rank[:, None]) & wanted[None, :]).to(tl.int32), 1)
     taken = tl.load(head)
-    sent = wanted & (before < GUESSES) & (taken + before < tl.atomic_add(sighted, 0, sem="relaxed"))
+    sent = wanted & (before < MOST) & (taken + before < tl.atomic_add(sighted, 0, sem="relaxed"))
     tag = (now << 32) | ((taken + before) % RING << 16) | named
     tl.store(tags + before, tag, mask=sent)
     tl.debug_barrier()
@@ -76,7 +76,7 @@ def _foretell(
     table, sighted, head, tags, entries,
     E: tl.constexpr, R: tl.constexpr, N: tl.constexpr, K: tl.constexpr, E_PAD: tl.constexpr, R_PAD: tl.constexpr,
     N_PAD: tl.constexpr, SURE: tl.constexpr, RENORMALISE: tl.constexpr, LEAST: tl.constexpr, RING: tl.constexpr,
-    GUESSES: tl.constexpr, LATER: tl.constexpr, OVERLAP: tl.constexpr,
+    MOST: tl.constexpr, LATER: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     expert = tl.arange(0, E_PAD)
     rank = tl.arange(0, N_PAD)
@@ -113,7 +113,7 @@ def _foretell(
     real = tl.load(positions) >= 0
     if table is not None:
         then = tl.load(stamp) + LATER
-        _send(named, told, real, then, table, sighted, head, tags, entries, LEAST, N, N_PAD, RING, GUESSES)
+        _send(named, told, real, then, table, sighted, head, tags, entries, LEAST, N, N_PAD, RING, MOST)
     word = (tl.load(stamp) << 32) | tl.where(real, told, 0).to(tl.int64)
     tl.store(words + rank, word, mask=rank < N, cache_modifier=".wt")
     if experts is not None:
@@ -170,7 +170,7 @@ class Sending:
 
     table [E] is the target layer's; ring, head: slots for guesses; sighted [1]: how many of them a router has seen
     supplied (router.Guessed); tags [GUESSES]: see `fetch.Fetched`. entries [n] is scratch.
-    `later`: the target layer comes so many steps after this one.
+    `later`: the target layer comes so many steps after this one. `most`: so many tickets at most.
     """
 
     table: Tensor
@@ -180,6 +180,7 @@ class Sending:
     tags: Tensor
     entries: Tensor
     later: int = 0
+    most: int = GUESSES
 
 
 def foretell(
@@ -207,6 +208,6 @@ def foretell(
         logits, *given, scale, bias, positions, stamp, forced, words, experts, gates, *sent,
         E=count, R=rank, N=named, K=top_k, E_PAD=triton.next_power_of_2(count), R_PAD=triton.next_power_of_2(rank),
         N_PAD=triton.next_power_of_2(named), SURE=SURE, RENORMALISE=renormalise,
-        LEAST=int(LEAST_PROBABILITY * SURE), RING=1 if s is None else len(s.ring), GUESSES=GUESSES,
+        LEAST=int(LEAST_PROBABILITY * SURE), RING=1 if s is None else len(s.ring), MOST=0 if s is None else s.most,
         LATER=0 if s is None else s.later, OVERLAP=overlap, num_warps=8, launch_pdl=overlap,
     )  # fmt: skip

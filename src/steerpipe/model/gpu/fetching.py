@@ -15,6 +15,9 @@ from steerpipe.kernels.router import Guessed
 from steerpipe.model.gpu.mailbox import Mailbox, likely
 
 NAMED = 8
+# Of a block: up to that size a second one is sent for within a step. From one router to the next 2 to 3 MB come, and a
+# slot that nothing comes to is not free for the layers after it.
+SECOND_BYTES = 3 << 20
 PRIORITY = -2  # of its stream: few programs that the link works for
 
 
@@ -48,7 +51,8 @@ class Fetching:
         """For the tap behind that layer's router. Behind the last one it sends for the first layer of the next step."""
         slots, (later, target) = self.slots, self._after(order)
         table, tags = self._tables[target], slots.tags[target]
-        return Sending(table, slots.ring, self._sighted, slots.head, tags, self._entries, later)
+        most = GUESSES if later or slots.block_bytes(self._layers[target]) <= SECOND_BYTES else 1
+        return Sending(table, slots.ring, self._sighted, slots.head, tags, self._entries, later, most)
 
     def fetch(self, order: int) -> None:
         """Behind what is queued on the current stream, and what that layer's tap has said."""
