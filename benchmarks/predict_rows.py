@@ -18,6 +18,7 @@ from steerpipe.arena.foresight import Foresight
 from steerpipe.bench.forecasts import ForecastFile, read_forecasts
 from steerpipe.core.blocks import GUESSES
 from steerpipe.kernels.foretell import LEAST_PROBABILITY
+from steerpipe.model.gpu.fetching import guesses_within
 from steerpipe.store.policies import HALF_LIFE_TOKENS
 from steerpipe.transfer.cuda.landing import supply_of
 from steerpipe.transfer.cuda.sending import guesses_of
@@ -85,10 +86,17 @@ ROWS = (
     Row("reuse eviction + heads, 1 ahead", policy="reuse", said="heads", horizon=1),
     Row("Belady", policy="belady"),
     Row("LFRU again"),
+    Row("LFRU + lookahead, 1 and 2 ahead, served", said="lookahead", horizon=2, arithmetic="lookahead", served=True),
+    Row("LFRU + perfect, 1 and 2 ahead, served", said="perfect", horizon=2, served=True),
+    Row("reuse eviction, served", policy="reuse", served=True),
+    Row("reuse eviction + heads, 1 and 2 ahead, served", policy="reuse", said="heads", horizon=2, served=True),
 )
 
 
-SPEAKERS = frozenset(row.name for row in ROWS if row.said and not row.served)
+def speakers(found: dict[str, Any]) -> frozenset[str]:
+    """Rows in which somebody predicts with the driver of the run: the others' hosts do other work."""
+    served = found.get("driver") == "served"
+    return frozenset(row.name for row in ROWS if row.said and (served or not row.served))
 
 
 def read_found(file: Path) -> dict[str, Any]:
@@ -139,7 +147,7 @@ def terms(
 ) -> Iterator[tuple[str, Machine]]:
     """The machine, with one more of what a live run pays each time. The first: slots and rates alone.
 
-    `predicts`: somebody does in this run, so slots are lent for his guesses, of which replay has one in use, and
+    `predicts`: somebody does in this run, so slots are lent for his guesses, of which replay has some in use, and
     the host takes longer between two steps.
     """
     slots, size = slots_of_share(share, recording.all_experts), found["block_bytes"]
@@ -152,8 +160,9 @@ def terms(
     direct = found.get("driver") == "direct"
     looking = machine.looking
     if direct:
+        # A second guess begins when the first has ended, in replay as on the device: it may always be sent for.
         looking = Looking(most=GUESSES, stops=True, bytes_per_second=rates.guess_bytes_per_second)
-        lent = supply_of(slots, recording.top_k) + (guesses_of(slots) - 1 if predicts else 0)
+        lent = supply_of(slots, recording.top_k) + (max(0, guesses_of(slots) - guesses_within(size)) if predicts else 0)
         machine = replace(machine, slots=slots - lent, chunk_bytes=CHUNK_BYTES, looking=looking)
         yield "driver", machine
     if apart:
@@ -202,6 +211,7 @@ def shares(found: dict[str, Any]) -> list[dict[str, Any]]:
     predictor for what the host needed more in all of their runs.
     """
     host_ms, more_ms = 1e3 * found.get("rates", {}).get("host", 0.0), host_more(found)
+    speaking = speakers(found)
     replayed = {(line["row"], line["share"]): line["ms"] for line in found["replayed"]}
     lines = []
     for (name, share), ms in replayed.items():
@@ -218,7 +228,7 @@ def shares(found: dict[str, Any]) -> list[dict[str, Any]]:
         live = by_tokens(found, share, (LFRU, AGAIN)) - by_tokens(found, share, (name,))
         parts = {term: live / (plain[term] - ms[term]) for term in ms if plain[term] - ms[term] > LEAST * ms[term]}
         device = by_tokens(found, share, (LFRU, AGAIN), "graph") - by_tokens(found, share, (name,), "graph")
-        promised, speaks = next(reversed(plain.values())) - next(reversed(ms.values())), name in SPEAKERS
+        promised, speaks = next(reversed(plain.values())) - next(reversed(ms.values())), name in speaking
         line = {"row": name, "share": share, "live_ms": live, "device_ms": device, "rounds_ms": gains}
         lines.append(line | {
             "of_replay": parts, "device_of_replay": _part(device, promised + host_ms * speaks),
@@ -234,13 +244,14 @@ def _part(gained: float, promised: float) -> float:
 def host_more(found: dict[str, Any]) -> float:
     """Milliseconds that a predictor adds to a step's host, over all runs of all predictors that did not rest."""
     spent: dict[bool, list[float]] = {False: [], True: []}
+    speaking = speakers(found)
     for line in found["lines"]:
         if (
             "graph_ms" in line
             and not line.get("throttled")
-            and (line["row"] in SPEAKERS or line["row"] in (LFRU, AGAIN))
+            and (line["row"] in speaking or line["row"] in (LFRU, AGAIN))
         ):
-            spent[line["row"] in SPEAKERS].append(line["live_ms"] - line["graph_ms"])
+            spent[line["row"] in speaking].append(line["live_ms"] - line["graph_ms"])
     return statistics.fmean(spent[True]) - statistics.fmean(spent[False]) if all(spent.values()) else 0.0
 
 

@@ -47,6 +47,8 @@ def test_the_direct_driver_lends_slots_and_stops_at_routers() -> None:
     assert direct.slots == plain.slots - 8
     predicted = dict(terms(0.25, RECORDING, RATES, FOUND, predicts=True))["driver"]
     assert predicted.slots == direct.slots - 7  # one of the eight for guesses is replay's own
+    small = dict(terms(0.25, RECORDING, RATES, FOUND | {"block_bytes": 1 << 20}, predicts=True))["driver"]
+    assert small.slots == direct.slots - 6
     assert direct.looking.stops and direct.looking.most == 2
     assert replace(direct, slots=plain.slots, looking=plain.looking, chunk_bytes=plain.chunk_bytes) == plain
 
@@ -123,6 +125,9 @@ def test_a_predictor_that_rests_says_nothing_of_what_predicting_costs_the_host()
     heads, plain = (line(row, 0, 8.0, graph_ms=7.0) for row in ("LFRU + heads, 1 ahead", "LFRU"))
     assert host_more({"lines": [plain, heads | {"graph_ms": 6.5}, heads | {"throttled": 1.0}]}) == pytest.approx(0.5)
     assert host_more({"lines": [plain, heads | {"throttled": 1.0}]}) == 0.0
+    served = heads | {"row": "LFRU + heads, 1 and 2 ahead, served", "graph_ms": 6.7}
+    assert host_more({"driver": "direct", "lines": [plain, served]}) == 0.0
+    assert host_more({"driver": "served", "lines": [plain, served]}) == pytest.approx(0.3)
 
 
 def test_who_predicts_pays_for_a_longer_host_and_who_does_not_pays_nothing() -> None:

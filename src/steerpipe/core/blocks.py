@@ -44,7 +44,7 @@ class DirectReads:
     sent: list[int] = field(default_factory=list)  # not among the missed: had been sent for, and are in their slots now
 
 
-GUESSES = 2  # blocks that are sent for at a tap: one takes longer than the link is idle
+GUESSES = 2  # blocks that are sent for at a tap, at most: model/gpu/fetching.py says when one is enough
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ def _send(
     named, told, real, now, table, sighted, head, tags, entries, LEAST: tl.constexpr, N: tl.constexpr,
     N_PAD: tl.constexpr, RING: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
-    """Likely experts that are not here take tickets, the likeliest MOST of them first; a tag for each."""
+    """Likely experts that are not here take tickets, at most MOST of them, the likeliest first; a tag for each."""
     rank = tl.arange(0, N_PAD)
     # as in the router: one thread says what was read
     tl.store(entries + rank, tl.load(table + named, mask=rank < N, other=0, volatile=True), mask=rank < N)

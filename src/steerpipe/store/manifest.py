@@ -68,9 +68,8 @@ class Manifest:
         raw["classes"] = [_class_to_json(each) for each in self.classes]
         raw["files"] = {name: asdict(record) for name, record in self.files.items()}
         raw["loss"] = asdict(self.loss)
-        return (
-            "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in raw.items()) + "\n}\n"
-        ).encode()
+        lines = (f"{json.dumps(key)}:{json.dumps(value, separators=(',', ':'))}" for key, value in raw.items())
+        return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
 def read_manifest(folder: Path) -> Manifest:

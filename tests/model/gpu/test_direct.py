@@ -118,9 +118,15 @@ def test_no_bit_depends_on_who_brings_an_expert(form: str, slots: int) -> None:
 
 
 @pytest.mark.parametrize(("form", "slots", "likely"), [("int4", 8, 9.0), ("bfloat16", 10, 9.0), ("int8", 10, -9.0)])
-def test_no_bit_depends_on_what_a_tap_sends_for(form: str, slots: int, likely: float) -> None:
+def test_no_bit_depends_on_what_a_tap_sends_for(
+    form: str, slots: int, likely: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Routers look ahead, sure of all that they name (it comes at once, whole) or of nobody."""
     loaded = model(form)
+    if form == "bfloat16":
+        monkeypatch.setattr(
+            "steerpipe.model.gpu.fetching.SECOND_BYTES", 0
+        )  # as if its blocks were large: one at a time
     way = Lookahead(torch.ones(2), torch.full((2,), likely))
     with open_direct(loaded, slots) as source:
         assert torch.equal(drive(loaded, source, Forecaster((way,))), resident_bits(form))

@@ -6,7 +6,7 @@ import torch
 
 from steerpipe.core.blocks import GUESSES, DirectReads, Near, SentBlock
 from steerpipe.kernels.foretell import LEAST_PROBABILITY, SURE
-from steerpipe.model.gpu.fetching import NAMED, SECOND_BYTES, Fetching
+from steerpipe.model.gpu.fetching import NAMED, SECOND_BYTES, Fetching, guesses_within
 from steerpipe.model.gpu.mailbox import Mailbox
 
 LAYERS = (1, 2, 4)
@@ -19,10 +19,10 @@ class Slots:
         self.tags = torch.zeros(len(LAYERS), GUESSES, dtype=torch.int64)
         self.ring = self.head = torch.zeros(2, dtype=torch.int64)
         self.near: list[Near] = []
-        self.size = 0
+        self.sizes = dict.fromkeys(LAYERS, 0)
 
     def block_bytes(self, layer: int) -> int:
-        return self.size
+        return self.sizes[layer]
 
     def settle_owed(self, wanted: Collection[int], near: Callable[[], Near]) -> None:
         self.near.append(near())
@@ -52,7 +52,7 @@ def test_who_is_in_use_or_likely_in_the_next_layer_is_near_as_soon_as_a_tap_has_
 def test_a_second_block_is_sent_for_where_the_first_may_end_and_while_logits_are_computed() -> None:
     slots, tables = Slots(), [torch.zeros(4, dtype=torch.int64)] * len(LAYERS)
     fetching = Fetching(slots, tables, LAYERS, 2, torch.zeros(1, dtype=torch.int64))  # type: ignore[arg-type]
-    for size, most in ((SECOND_BYTES, GUESSES), (SECOND_BYTES + 1, 1)):
-        slots.size = size
-        sent = [fetching.sending(order) for order in range(len(LAYERS))]
-        assert [(each.later, each.most) for each in sent] == [(0, most), (0, most), (1, GUESSES)]
+    slots.sizes = {1: 4_595_712, 2: SECOND_BYTES + 1, 4: SECOND_BYTES}  # the first: Qwen1.5-MoE in int4
+    sent = [fetching.sending(order) for order in range(len(LAYERS))]
+    assert [(each.later, each.most) for each in sent] == [(0, 1), (0, GUESSES), (1, GUESSES)]
+    assert guesses_within(slots.sizes[1]) == 1

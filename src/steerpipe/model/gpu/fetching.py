@@ -15,10 +15,15 @@ from steerpipe.kernels.router import Guessed
 from steerpipe.model.gpu.mailbox import Mailbox, likely
 
 NAMED = 8
-# Of a block: up to that size a second one is sent for within a step. From one router to the next 2 to 3 MB come, and a
-# slot that nothing comes to is not free for the layers after it.
-SECOND_BYTES = 3 << 20
+# From one router to the next 2 to 3 MB come (an H200 at Qwen1.5-MoE's shape; other links and shapes were not measured):
+# behind a larger block a second one would not begin, and its slot would be missing in the layers to come.
+SECOND_BYTES = 2 << 20
 PRIORITY = -2  # of its stream: few programs that the link works for
+
+
+def guesses_within(block_bytes: int) -> int:
+    """How many blocks of that size a tap sends for, but for the last of a step."""
+    return GUESSES if block_bytes <= SECOND_BYTES else 1
 
 
 class Fetching:
@@ -51,8 +56,8 @@ class Fetching:
         """For the tap behind that layer's router. Behind the last one it sends for the first layer of the next step."""
         slots, (later, target) = self.slots, self._after(order)
         table, tags = self._tables[target], slots.tags[target]
-        most = GUESSES if later or slots.block_bytes(self._layers[target]) <= SECOND_BYTES else 1
-        return Sending(table, slots.ring, self._sighted, slots.head, tags, self._entries, later, most)
+        most = GUESSES if later else guesses_within(slots.block_bytes(self._layers[target]))
+        return Sending(table, slots.ring, self._sighted, slots.head, tags, self._entries, later=later, most=most)
 
     def fetch(self, order: int) -> None:
         """Behind what is queued on the current stream, and what that layer's tap has said."""

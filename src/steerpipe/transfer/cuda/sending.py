@@ -16,7 +16,7 @@ from steerpipe.transfer.queue import Reason
 from steerpipe.transfer.throttle import Throttle
 
 NOBODY = -1  # a tag of no step
-MOST_SENT = 8  # slots: a guess a layer or two, and words that the device sees three layers later
+MOST_SENT = 8  # slots: one or two guesses a layer, and words that the device sees some layers later
 
 
 def guesses_of(slots: int) -> int:
