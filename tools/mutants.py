@@ -134,7 +134,9 @@ def try_mutant(mutant: Mutant, source: Path) -> Outcome:
 
 def check_unchanged(mutants: Sequence[Mutant], source: Path, workers: int) -> str | None:
     """What pytest says when a named test fails, or is missing, on an unchanged copy; None when all pass."""
-    tests = sorted({test for mutant in mutants for test in shlex.split(mutant.tests)})
+    given = [shlex.split(tests) for tests in sorted({mutant.tests for mutant in mutants})]
+    plain = sorted({test for tests in given if not _selects(tests) for test in tests})
+    runs = [tests for tests in (plain, *filter(_selects, given)) if tests]
     with tempfile.TemporaryDirectory(prefix="steerpipe-unchanged-") as folder:
         tree = Path(folder)
         copy_tree(source, tree)
@@ -145,8 +147,16 @@ def check_unchanged(mutants: Sequence[Mutant], source: Path, workers: int) -> st
                 if (original := tree / mutant.file).is_file():
                     shutil.copy2(original, copy)
                 mutant.plant(Path(scratch))
-        done = run_pytest(tree, tests, *(("-n", str(workers)) if workers > 1 else ()))
-    return None if done.returncode == 0 else done.stdout + done.stderr
+        for tests in runs:
+            done = run_pytest(tree, tests, *(("-n", str(workers)) if workers > 1 else ()))
+            if done.returncode:
+                return done.stdout + done.stderr
+    return None
+
+
+def _selects(tests: Sequence[str]) -> bool:
+    """With options (-k): it is a run of its own, for they would be said of all tests."""
+    return any(each.startswith("-") for each in tests)
 
 
 def show(outcomes: Sequence[Outcome], console: Console) -> None:

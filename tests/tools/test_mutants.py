@@ -48,6 +48,20 @@ def test_a_fault_that_a_test_meets_is_caught(project: Path, capsys: pytest.Captu
     assert (project / "src/steerpipe/sums.py").read_text() == before
 
 
+def test_options_are_for_the_tests_that_they_stand_beside(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "tests/test_more.py").write_text("def test_red():\n    assert False\n\ndef test_blue():\n    pass\n")
+    entry = ENTRY.format(name="{}", find="a + b", replace="a - b", tests="{}")
+    given = (
+        "tests/test_sums.py",
+        "tests/test_sums.py tests/test_more.py -k 'add or blue'",
+        "tests/test_sums.py -k add",
+    )
+    text = "".join(entry.format(f"fault {number}", tests) for number, tests in enumerate(given))
+    (project / "tests" / "mutants" / "a.toml").write_text(text)
+    assert mutants.main(["--workers", "1"], project) == 0
+    assert "3 of 3 mutants caught" in capsys.readouterr().out
+
+
 def test_a_fault_that_no_test_meets_survives(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plant(project, "return 1", "return 2")
     assert mutants.main(["--workers", "1"], project) == 1
