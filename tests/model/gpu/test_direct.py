@@ -123,10 +123,8 @@ def test_no_bit_depends_on_what_a_tap_sends_for(
 ) -> None:
     """Routers look ahead, sure of all that they name (it comes at once, whole) or of nobody."""
     loaded = model(form)
-    if form == "bfloat16":
-        monkeypatch.setattr(
-            "steerpipe.model.gpu.fetching.SECOND_BYTES", 0
-        )  # as if its blocks were large: one at a time
+    if form == "bfloat16":  # as if its blocks were large: one at a time
+        monkeypatch.setattr("steerpipe.model.gpu.fetching.SECOND_BYTES", 0)
     way = Lookahead(torch.ones(2), torch.full((2,), likely))
     with open_direct(loaded, slots) as source:
         assert torch.equal(drive(loaded, source, Forecaster((way,))), resident_bits(form))
