@@ -132,11 +132,13 @@ class Bench:
     def forecaster(self, row: Row) -> Any:
         if row.arithmetic == "transformers":
             return made_up_transformers(self.shape, self.device)
-        return made_up_forecaster(self.shape, row.arithmetic, row.horizon, torch.bfloat16, self.device)
+        return made_up_forecaster(
+            self.shape, row.arithmetic, row.horizon, torch.bfloat16, self.device, served=row.served
+        )  # fmt: skip
 
     def live(self, row: Row, share: float) -> dict[str, Any]:
         slots, policy = slots_of_share(share, self.shape.all_experts), self.policy(row.policy)
-        with self.open(slots, policy, served=row.served) as source:
+        with self.open(slots, policy, served=row.served and not row.said) as source:
             self.listen(policy)
             if row.said:
                 said = self.file.foresight(row.said, row.horizon)

@@ -80,13 +80,19 @@ def profile_rates(bench: "Bench", log: Log, rates: Rates) -> Rates:
     scale = graph * bench.shape.layers / step
     log.add("profiled step", step)
     one = kernels(bench, 1, tapped=True)
-    log.add("delay where one is missing", scale * median_after(one, "_route", "_fetch", begins=True))
+    log.add("delay where one is missing", scale * _delay(one))
     return replace(
         rates,
         end=scale * end_of_step(hits, bench.shape.layers),
-        delay=scale * median_after(taps, "_route", "_fetch", begins=True),
+        delay=scale * _delay(taps),
         experts=scale * median_after(hits, "_route", "_combine"),
     )
+
+
+def _delay(kernels: list[Kernel]) -> float:
+    """Seconds from a router until what its tap says can be sent for: by `fetch`, or by a host that has heard it."""
+    direct = any(each.name == "_fetch" for each in kernels)
+    return median_after(kernels, "_route", "_fetch" if direct else "_foretell", begins=direct)
 
 
 @contextmanager

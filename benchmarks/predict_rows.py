@@ -41,7 +41,7 @@ class Row:
     said: str = ""
     horizon: int = 0
     arithmetic: str = "heads"
-    served: bool = False  # by the host, whatever the driver of the run
+    served: bool = False  # by the host, whatever the driver of the run; a predictor as the engine has it, by turns
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,8 @@ def test_no_bit_depends_on_who_predicts_when(budget: dict[str, Any]) -> None:
                 assert bits(tight) == expected, (fast, turn)
             assert len(tight.prediction.verdicts) >= 4  # type: ignore[union-attr]
             names = choice.scorecard.names
-            assert len(names) == 2 and all(choice.scorecard.total(name).decisions > 50 for name in names)
+            assert len(names) == (2 if "pin" in budget else 4)  # both drivers, where the device could
+            assert all(choice.scorecard.total(name).decisions > 50 for name in names)
             tight.experts.check_integrity()  # type: ignore[union-attr]
 
 
@@ -112,7 +113,8 @@ def test_a_model_never_seen_looks_ahead_and_a_switch_ends_it(tiny_model: Path) -
     expected = whole_bits(tiny_model)
     with Pipeline(tiny_model, **SETTINGS, fast_memory="50%") as tight:
         choice = force(tight, 4, 1)
-        assert [each.name for each in choice._speakers] == ["lookahead, 1 ahead"]
+        first, second = (each.name for each in choice._speakers)
+        assert first == "lookahead, 1 ahead" and second.endswith("ahead, by the host")
         assert bits(tight) == expected
         before = choice.scorecard.total("lookahead, 1 ahead").decisions
         assert before > 20
@@ -142,8 +144,12 @@ def test_a_transformer_beside_the_model_is_asked_where_the_host_serves(tmp_path:
         assert 0 < choice.scorecard.total(name).decisions <= asked.asked
         served.experts.check_integrity()  # type: ignore[union-attr]
     with Pipeline(folder, **SETTINGS, fast_memory="50%") as direct:
-        assert len(choice_of(direct)._speakers) == 1 and bits(direct) == expected
-        assert "--pin 0" in direct.prediction.lines()[1]  # type: ignore[union-attr]
+        choice = force(direct, 4, 1)
+        assert len(choice._speakers) == 3 and choice._speakers[-1].name == name
+        for _ in range(2):
+            assert bits(direct) == expected
+        assert choice._speakers[-1].predictor.questions.asked
+        direct.experts.check_integrity()  # type: ignore[union-attr]
 
 
 def test_heads_foresee_most_of_what_is_missing() -> None:

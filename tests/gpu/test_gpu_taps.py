@@ -1,7 +1,7 @@
 """The law with predictors inside the graph: whatever they say, and whatever the link then moves, no bit changes."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
@@ -52,14 +52,19 @@ class Routes:
         self.records.append(record.experts.reshape(-1)[:TOP_K].tolist())
 
 
-def drive(loaded: Loaded, experts: object, routes: Routes | None, said: list[Tensor] | None) -> Tensor:
-    """A prompt and one row after the other: all logits, as bits."""
+def drive(
+    loaded: Loaded, experts: object, routes: Routes | None, said: list[Tensor] | None,
+    turns: "Sequence[Forecaster | ApartForecaster | None]" = (),
+) -> Tensor:  # fmt: skip
+    """A prompt and one row after the other: all logits, as bits. `turns`: who predicts in which step."""
     use = replace(loaded, experts=experts)
     tokens = Random(3).choices(range(VOCAB), k=41 + STEPS)
     kv = loaded.pool.sequence()
     logits = [use.prefill(tokens[:41], (), kv)]
     for step in range(STEPS):
         loaded.decoder.said = None if said is None else said[step]
+        if turns:
+            loaded.decoder.forecaster = turns[step]
         logits.append(use.one_row(tokens[41 + step : 42 + step], kv, sink=routes))
     kv.free()
     return torch.cat(logits).cpu().view(torch.int32)
@@ -95,7 +100,9 @@ def words(kind: str, routed: Tensor, horizon: int) -> list[Tensor]:
     return [each.to(CUDA) for each in said]
 
 
-def forecaster(loaded: Loaded, way: str, horizon: int, *, commit: bool = False) -> "Forecaster | ApartForecaster":
+def forecaster(
+    loaded: Loaded, way: str, horizon: int, *, commit: bool = False, served: bool = False
+) -> "Forecaster | ApartForecaster":
     layers, hidden = len(loaded.spec.moe_layers), loaded.spec.hidden
     scale, bias = torch.ones(layers, device=CUDA), torch.zeros(layers, device=CUDA)
     random = torch.Generator(CUDA).manual_seed(11)
@@ -109,12 +116,12 @@ def forecaster(loaded: Loaded, way: str, horizon: int, *, commit: bool = False) 
         )
         return ApartForecaster((network,) * layers, EXPERTS, TOP_K)
     if way == "lookahead":
-        return Forecaster((Lookahead(scale, bias),) * horizon, commit)
+        return Forecaster((Lookahead(scale, bias),) * horizon, commit, served)
     head = Head(
         drawn(layers, 5, 2 * hidden + 2 * EXPERTS), drawn(layers, 5), drawn(layers, EXPERTS, 5),
         drawn(layers, EXPERTS), scale, bias,
     )  # fmt: skip
-    return Forecaster((head,) * horizon, commit)
+    return Forecaster((head,) * horizon, commit, served)
 
 
 @contextmanager
@@ -168,6 +175,25 @@ def test_no_bit_depends_on_what_the_device_sends_for_by_itself(
             assert sent > 40 and counts.prefetch.cancelled < sent / 4
         if kind == "wrong":
             assert counts.prefetch.cancelled >= sent - 2 >= 30
+
+
+@pytest.mark.parametrize("kind", ["own", "perfect", "wrong", "random"])
+@pytest.mark.parametrize(("form", "size"), [("bfloat16", "large"), ("int4", "small")])
+def test_no_bit_depends_on_whether_the_host_or_the_device_sends_in_which_step(form: str, size: str, kind: str) -> None:
+    bits, routed = truth(form, size)
+    loaded, said = model(form, size), words(kind, routed, 2)
+    by_host, apart = forecaster(loaded, "head", 2, served=True), forecaster(loaded, "apart", 2)
+    turns = Random(5).choices([None, by_host, forecaster(loaded, "head", 1), apart], k=STEPS)
+    with CudaSource.open(loaded.experts.pack, slots=SLOTS, device=CUDA, pinned_bytes=1 << 30, direct=True) as source:
+        source._shelf.chunk_bytes = 2048
+        for _ in range(2):
+            with predicting(loaded, by_host):
+                assert torch.equal(drive(loaded, source, None, said, turns), bits)
+            source.check_integrity()
+        assert source.counters().misses
+        assert source.landing is not None and source.landing.guesses is not None
+        if kind == "perfect":
+            assert source.landing.guesses.slots.taken > 5 and source.counters().prefetch.hits > 5
 
 
 class Impatient:

@@ -26,7 +26,17 @@ from steerpipe.store.reader import Pack
 pytest.importorskip("triton")
 
 from steerpipe.model.gpu.tap import Head, Lookahead
-from steerpipe.runtime.prediction_gpu import _why_not, beside_line, history_for, speaker_of, spread, why_silent
+from steerpipe.runtime.prediction_gpu import (
+    Driver,
+    _apart,
+    _why_not,
+    beside_line,
+    drivers_of,
+    history_for,
+    speaker_of,
+    spread,
+    why_silent,
+)
 
 
 @functools.cache
@@ -37,14 +47,14 @@ def nano() -> tuple[Pack, ModelWeights]:
     )
 
 
-def speakers(most: int | None) -> list[Any]:
+def speakers(driver: Driver) -> list[Any]:
     pack, weights = nano()
     found = predictors_for(pack.spec, weights, find_model(None), pack.manifest.source)
-    return [speaker_of(each, pack.spec, weights, most) for each in found]
+    return [speaker_of(each, pack.spec, weights, driver) for each in found]
 
 
 def test_the_embedded_model_has_heads_and_its_routers() -> None:
-    heads, lookahead = speakers(1)
+    heads, lookahead = speakers(Driver.DEVICE)
     assert (heads.name, lookahead.name) == ("trained heads, 1 ahead", "lookahead, 1 ahead")
     (head,), (way,) = heads.predictor.ways, lookahead.predictor.ways
     assert isinstance(head, Head) and isinstance(way, Lookahead)
@@ -53,9 +63,26 @@ def test_the_embedded_model_has_heads_and_its_routers() -> None:
 
 
 def test_where_the_host_sends_they_look_two_layers_ahead() -> None:
-    heads, lookahead = speakers(None)
+    heads, lookahead = speakers(Driver.HOST)
     assert heads.name == "trained heads, 1 and 2 ahead" and heads.predictor.horizon == 2
-    assert lookahead.predictor.horizon >= 2
+    assert lookahead.predictor.horizon >= 2 and not heads.predictor.served
+
+
+def test_where_the_device_could_the_host_takes_turns_with_it() -> None:
+    heads, _ = speakers(Driver.EITHER)
+    assert heads.name == "trained heads, 1 and 2 ahead, by the host" and heads.predictor.served
+    assert heads.predictor.horizon == 2
+
+    def drivers(landing: Any, serves: bool) -> list[Driver]:
+        source: Any = SimpleNamespace(landing=landing, serves=lambda experts: serves)
+        return drivers_of(source, nano()[0].spec)
+
+    able, unable = SimpleNamespace(guesses=object()), SimpleNamespace(guesses=None)
+    assert drivers(able, serves=True) == [Driver.DEVICE, Driver.EITHER]
+    assert drivers(able, serves=False) == [Driver.DEVICE]
+    assert drivers(unable, serves=True) == [Driver.EITHER]
+    assert drivers(None, serves=True) == [Driver.HOST]
+    assert drivers(unable, serves=False) == drivers(None, serves=False) == []
 
 
 def test_a_head_says_the_same_through_the_wider_input() -> None:
@@ -75,12 +102,12 @@ def test_a_head_says_the_same_through_the_wider_input() -> None:
 def test_a_model_never_seen_looks_ahead_with_its_own_routers() -> None:
     pack, weights = nano()
     plain = RouterLookahead(routers_of_weights(pack.spec, weights), shared=True, horizons=(1, 2))
-    made = speaker_of(plain, pack.spec, weights, 1)
+    made = speaker_of(plain, pack.spec, weights, Driver.DEVICE)
     assert made is not None and made.name == "lookahead, 1 ahead"
     (way,) = made.predictor.ways
     assert way.scale.eq(1).all() and way.bias.eq(0).all()
     later = RouterLookahead(routers_of_weights(pack.spec, weights), shared=True, horizons=(2,))
-    assert speaker_of(later, pack.spec, weights, 1) is None
+    assert speaker_of(later, pack.spec, weights, Driver.DEVICE) is None
 
 
 def test_a_row_of_more_experts_than_a_forecast_names_is_not_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +125,8 @@ def test_it_is_said_why_nobody_predicts() -> None:
     able = source(SimpleNamespace(guesses=object()))
     assert _why_not(able, spec, exact=True) is None and _why_not(source(None), spec, exact=True) is None
     assert _why_not(able, spec, exact=False) == "for misses are answered without waiting"
-    for few in (source(SimpleNamespace(guesses=None)), source(None, serves=False)):
+    assert _why_not(source(SimpleNamespace(guesses=None)), spec, exact=True) is None  # the host sends
+    for few in (source(SimpleNamespace(guesses=None), serves=False), source(None, serves=False)):
         assert "too few slots" in (_why_not(few, spec, exact=True) or "")
     with Pipeline(device="cpu", fast_memory="25%", predict="off", profile=False) as pipe:
         assert pipe.prediction is not None and pipe.prediction.lines() == []
@@ -118,8 +146,8 @@ def test_a_transformer_is_asked_where_the_host_serves_and_tells_its_microseconds
     save(history(steps=7), tmp_path / "predictors" / "trajectory.safetensors")
     trained = history_for(pack.spec, tmp_path)
     assert trained is not None
-    made = speaker_of(trained, pack.spec, weights)
-    assert made is not None and made.name == "transformer (layers), 2 ahead"
+    made = _apart(trained, pack.spec, weights)
+    assert made.name == "transformer (layers), 2 ahead"
     own = made.predictor
     assert (len(own.networks), own.experts, own.top_k, own.steps, own.horizon) == (24, 60, 4, 7, 2)
     dtypes = {each.dtype for each in own.networks[0].parameters()}, {each.dtype for each in trained.tensors().values()}
@@ -134,15 +162,17 @@ def test_a_transformer_is_asked_where_the_host_serves_and_tells_its_microseconds
 
 
 @pytest.mark.parametrize(
-    ("trained", "most", "why"),
+    ("trained", "drivers", "why"),
     [
-        (history(), 1, "--pin 0"),
-        (history(window=Window.TOKENS), None, "--window layers"),
-        (history(without=(3,)), None, "--window layers"),
-        (history(layers=23), None, "without --target"),
-        (history(horizon=0), None, "--horizon 2"),
+        (history(), [Driver.DEVICE], "too few slots"),
+        (history(window=Window.TOKENS), [Driver.HOST], "--window layers"),
+        (history(without=(3,)), [Driver.HOST], "--window layers"),
+        (history(layers=23), [Driver.HOST], "without --target"),
+        (history(horizon=0), [Driver.EITHER], "--horizon 2"),
     ],
 )
-def test_who_cannot_be_asked_does_not_speak_and_it_is_said_why(trained: Trajectory, most: int | None, why: str) -> None:
-    assert speaker_of(trained, nano()[0].spec, nano()[1], most) is None
-    assert why in (why_silent(trained, 24, most) or "")
+def test_who_cannot_be_asked_does_not_speak_and_it_is_said_why(
+    trained: Trajectory, drivers: list[Driver], why: str
+) -> None:
+    assert why in (why_silent(trained, 24, drivers) or "")
+    assert why_silent(history(), 24, [Driver.DEVICE, Driver.EITHER]) is None

@@ -26,15 +26,19 @@ _SURE = 0x7FFF  # kernels/foretell.py
 
 
 def made_up_forecaster(
-    shape: Shape, arithmetic: str, horizon: int, dtype: torch.dtype, device: torch.device, *, commit: bool = False
-) -> "Forecaster":
-    """`arithmetic`: "heads" (low-rank corrections beside the routers) or "lookahead" (the routers alone)."""
+    shape: Shape, arithmetic: str, horizon: int, dtype: torch.dtype, device: torch.device, *, commit: bool = False,
+    served: bool = False,
+) -> "Forecaster":  # fmt: skip
+    """`arithmetic`: "heads" (low-rank corrections beside the routers) or "lookahead" (the routers alone).
+
+    `commit`, `served`: as Forecaster has them.
+    """
     from steerpipe.model.gpu.tap import Forecaster, Head, Lookahead  # Triton
 
     layers, experts, hidden = shape.layers, shape.moe.experts, shape.spec.hidden
     ones, zeros = torch.ones(layers, device=device), torch.zeros(layers, device=device)
     if arithmetic == "lookahead":
-        return Forecaster((Lookahead(ones, zeros),) * horizon, commit)
+        return Forecaster((Lookahead(ones, zeros),) * horizon, commit, served)
     random = torch.Generator(device).manual_seed(0)
 
     def drawn(*sizes: int) -> torch.Tensor:
@@ -47,7 +51,7 @@ def made_up_forecaster(
         )
         for _ in range(horizon)
     ]  # fmt: skip
-    return Forecaster(tuple(ways), commit)
+    return Forecaster(tuple(ways), commit, served)
 
 
 def made_up_transformers(shape: Shape, device: torch.device) -> "ApartForecaster":

@@ -83,10 +83,12 @@ def decode_rows(
         raise
     at = [kv.length - 1 for kv in kvs]
     padding = [0] * (rows - count)
+    laid = torch.tensor([*tokens, *padding, *at, *padding, *range(count)], device=device)  # one: a step waits for it
+    laid_tokens, positions, valid = laid.split((rows, rows, count))
     return StepRows(
-        tokens=torch.tensor([*tokens, *padding], device=device),
-        positions=torch.tensor([*at, *padding], device=device),
-        valid=torch.arange(count, device=device),
+        tokens=laid_tokens,
+        positions=positions,
+        valid=valid,
         sequences=tuple(sequences),
         units=tuple(AttentionUnit(kv, row, 1, at[row], (0, 1)) for row, kv in enumerate(kvs)),
         cell=cell,

@@ -5,8 +5,9 @@ L MoE layers, r rank, H hidden, E experts.
 
 import copy
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -58,14 +59,14 @@ def predict_on_gpu(
     if why := _why_not(source, spec, exact=exact):
         made.standing = lambda: f"prediction: none, {why}"
         return made, None
-    most = 1 if source.landing is not None else None
     found, history = predictors_for(spec, weights, folder, digest), history_for(spec, folder, digest)
-    speakers = [each for predictor in found if (each := speaker_of(predictor, spec, weights, most)) is not None]
-    layers = len(spec.moe_layers)
-    if history is not None and (why := why_silent(history, layers, most)):
+    drivers, layers = drivers_of(source, spec), len(spec.moe_layers)
+    both = [speaker_of(predictor, spec, weights, driver) for predictor in found for driver in drivers]
+    speakers = [each for each in both if each is not None]
+    if history is not None and (why := why_silent(history, layers, drivers)):
         made.beside = lambda: f"prediction: {history.name} is not asked, {why}"
-    elif history is not None and (apart := speaker_of(history, spec, weights, most)):
-        speakers.append(apart)
+    elif history is not None:
+        speakers.append(apart := _apart(history, spec, weights))
         made.beside = partial(beside_line, apart, made.verdicts, layers)
     if not speakers:
         made.standing = lambda: "prediction: none, for the model's predictors look at what graphs on a GPU do not show"
@@ -82,21 +83,34 @@ def _why_not(source: BlockSource, spec: ModelSpec, *, exact: bool) -> str | None
         return "for misses are answered without waiting"
     if geometry_of(spec) is None:
         return "for layers differ in their experts, or there is one alone"
-    landing, top_k = source.landing, spec.moe(spec.moe_layers[0]).top_k
-    if top_k > NAMED:
+    if (top_k := spec.moe(spec.moe_layers[0]).top_k) > NAMED:
         return f"for a row takes {top_k} experts, and a forecast on a GPU names {NAMED}"
-    able = source.serves(top_k) if landing is None else landing.guesses is not None
-    return None if able else "for there are too few slots to bring experts ahead of time"
+    return None if drivers_of(source, spec) else "for there are too few slots to bring experts ahead of time"
+
+
+class Driver(Enum):
+    """Who brings what a predicted row misses, and what is named for it."""
+
+    DEVICE = "device"  # by itself, one layer ahead
+    HOST = "host"
+    EITHER = "either"  # the host, where the device could
+
+
+def drivers_of(source: BlockSource, spec: ModelSpec) -> list[Driver]:
+    """Where the device could, the host can, too: for large blocks it is quicker, for small ones slower (ADR 0011), so
+    both take turns."""
+    landing, serves = source.landing, source.serves(spec.moe(spec.moe_layers[0]).top_k)
+    if landing is None:
+        return [Driver.HOST] if serves else []
+    return [*([Driver.DEVICE] if landing.guesses is not None else []), *([Driver.EITHER] if serves else [])]
 
 
 def speaker_of(
-    predictor: RoutingPredictor, spec: ModelSpec, weights: ModelWeights, most: int | None = None
+    predictor: RoutingPredictor, spec: ModelSpec, weights: ModelWeights, driver: Driver = Driver.HOST
 ) -> Speaker | None:
-    """`most` layers ahead. None: it looks at what graphs do not show, or not one layer ahead; see also `why_silent`."""
-    if isinstance(predictor, Trajectory):
-        return None if why_silent(predictor, len(spec.moe_layers), most) else _apart(predictor, spec, weights)
+    """None: it looks at what graphs do not show, or not one layer ahead."""
     ways: list[Head | Lookahead] = []
-    for horizon in range(1, max(predictor.horizons, default=0) + 1)[:most]:
+    for horizon in range(1, max(predictor.horizons, default=0) + 1)[: 1 if driver is Driver.DEVICE else None]:
         way = _way(predictor, horizon, spec, weights)
         if way is None:
             break
@@ -104,7 +118,8 @@ def speaker_of(
     if not ways:
         return None
     ahead = " and ".join(str(horizon + 1) for horizon in range(len(ways)))
-    return Speaker(f"{_plain_name(predictor)}, {ahead} ahead", Forecaster(tuple(ways)))
+    by = ", by the host" if driver is Driver.EITHER else ""
+    return Speaker(f"{_plain_name(predictor)}, {ahead} ahead{by}", Forecaster(tuple(ways), served=bool(by)))
 
 
 def history_for(spec: ModelSpec, folder: Path, digest: str | None = None) -> StoredPredictor | None:
@@ -115,13 +130,14 @@ def history_for(spec: ModelSpec, folder: Path, digest: str | None = None) -> Sto
     return None if file is None else files.load(file, here=mark_of(spec, digest))
 
 
-def why_silent(history: StoredPredictor, layers: int, most: int | None) -> str | None:
-    """Why it is not asked beside the steps. `most`: None where the host serves them."""
+def why_silent(history: StoredPredictor, layers: int, drivers: Collection[Driver]) -> str | None:
+    """Why it is not asked beside the steps, which the host has to serve then."""
     if not isinstance(history, Trajectory) or history.window is not Window.LAYERS or history.without:
         return "for it does not look at the last layers alone (steerpipe train transformer --window layers)"
     if not history.networks or any(each not in history.networks for each in _asked(history, layers)):
         return "for it does not know every layer (train it with --horizon 2, and without --target)"
-    return "for here one row reads what it misses by itself (--pin 0: the host serves it)" if most is not None else None
+    served = any(driver is not Driver.DEVICE for driver in drivers)
+    return None if served else "for there are too few slots for the host to serve one row"
 
 
 def _asked(history: Trajectory, layers: int) -> list[Decision]:
@@ -130,7 +146,8 @@ def _asked(history: Trajectory, layers: int) -> list[Decision]:
     return [Decision(target, horizon) for target in range(layers)]
 
 
-def _apart(history: Trajectory, spec: ModelSpec, weights: ModelWeights) -> Speaker:
+def _apart(history: StoredPredictor, spec: ModelSpec, weights: ModelWeights) -> Speaker:
+    assert isinstance(history, Trajectory), "`why_silent` said so"
     like, moe = weights.embed, spec.moe(spec.moe_layers[0])
     asked = _asked(history, len(spec.moe_layers))
     networks = [copy.deepcopy(history.networks[each]).to(like.device, like.dtype) for each in asked]

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from steerpipe.core.errors import ConfigError, TransferError
 from steerpipe.core.ids import SequenceId
-from steerpipe.model.gpu.apart import ApartForecaster
 from steerpipe.model.gpu.direct import Follower, ReadThrough, sends_by_itself
 from steerpipe.model.gpu.fetching import Fetching
 from steerpipe.model.gpu.mailbox import Mailbox
@@ -226,12 +225,11 @@ def test_nothing_is_written_for_a_source_that_was_closed_while_a_predictor_rests
 @pytest.mark.parametrize(
     ("forecaster", "slots", "fix"),
     [
-        (ApartForecaster((), 8, 2), 8, "--driver served"),
         (replace(SURE, commit=True), 8, "--driver served"),
         (SURE, 7, "give 8 or more"),
     ],
 )
-def test_who_would_predict_in_vain_is_refused(forecaster: Forecaster | ApartForecaster, slots: int, fix: str) -> None:
+def test_who_would_predict_in_vain_is_refused(forecaster: Forecaster, slots: int, fix: str) -> None:
     with open_direct(model("int4"), slots) as source:
         landing = source.landing
         assert landing is not None

@@ -237,7 +237,7 @@ def test_a_slot_whose_block_came_twice_is_not_given_to_a_guess_while_a_kernel_is
     machine = landing.Machine(0, 14, "lru", chunk_bytes=PAGE)
     with machine.source as source:
         machine.serve([[0, 1, 2], [0, 1, 2], [0, 1]])
-        machine.serve([[3], [3], [0]])  # one slot is left
+        machine.step([[3], [3], [0]])  # one slot is left
         machine.streams.drain()
         machine.streams._copying = 0.0  # the copy stream stands still
         source.prefetch([ExpertId(1, 5)], Reason.PREFETCH, math.inf)  # takes it

@@ -224,16 +224,45 @@ def test_a_served_step_finds_no_entry_that_a_direct_one_has_changed(seed: int) -
     machine = Machine(seed, 14, "lru")
     with machine.source as source:
         machine.serve([[0], [0], [5]])
-        machine.serve([[1, 2], [0, 1], [0, 1]])
-        machine.serve([[3], [0, 2], [2]])
+        machine.serve([[1, 2], [0, 1, 3], [0, 1, 3]])
+        machine.step([[3], [0, 2], [2]])
         machine.streams.drain()
         machine.streams._copying = 0.0  # the copy stream stands still
-        machine.step([[1, 4], [0], [0]])  # lends the slot of expert 0 of the first layer
-        assert not source._shelf.here[0] and int(source.table(NAMES[0])[0]) > 0
-        machine.streams._copying = 0.01
-        machine.serve([[0], [0], [5]])  # brings it again, into the slot of expert 5 of the last layer
+        machine.step([[1, 4], [0], [0]])
+        changed = [number for number in range(COUNT) if not source._shelf.here[number] and entry(source, number) > 0]
+        assert changed, "a slot was lent, and its owner's entry is there still"
+        source.begin()
+        found: list[list[int]] = []
+        machine.streams.launch(lambda: not found.append([entry(source, number) for number in changed]))  # type: ignore[func-returns-value]
+        machine.streams.some(1000)
+        assert not found, "a served step waits"
         machine.streams._copying = 0.5
+        machine.streams.until(lambda: bool(found))
+        assert max(found[0]) <= 0
+        source.release()
         machine.check()
+
+
+def entry(source: CudaSource, number: int) -> int:
+    expert = source.experts[number]
+    return int(source.table(expert.layer)[expert.expert])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nobody_lends_slots_to_a_served_step_and_the_next_direct_one_finds_some(seed: int) -> None:
+    machine, random = Machine(seed, 14), Random(seed)
+    with machine.source as source:
+        landing = source.landing
+        assert landing is not None
+        for _ in range(4):
+            machine.step([random.sample(ALL, 2) for _ in NAMES])
+            assert landing.lent
+            machine.serve([random.sample(ALL, 4) for _ in NAMES])
+            assert not landing.lent and not source._shelf.table.reserved
+            taken = landing.taken
+            machine.step([[each for each in ALL if not source._shelf.here[base + each]][:1] for base in (0, 6, 12)])
+            assert landing.taken > taken, "what is missing has landed"
+            machine.check()
 
 
 @settings(max_examples=60)

@@ -76,17 +76,17 @@ class Branches:
         return self._all[predictor]
 
     def turn_to(self, branch: Branch | None) -> None:
-        """Between two steps. What the host sent for is given up where nobody speaks any more."""
+        """Between two steps. What the host sent for is given up where nobody speaks to it any more."""
         if branch is not self._last and isinstance(self._source, Guessing):
+            if self._last is not None and self._last.steer is not None and (branch is None or branch.steer is None):
+                self._source.expect(())
             if branch is not None:
                 self._source.attend(branch.number)
-            elif self.fetching is None:
-                self._source.expect(())
         self._last = branch
 
     def _make(self, predictor: Predictor, number: int) -> Branch | None:
         source, layers = self._source, self._network.spec.moe_layers
-        if source.landing is not None:
+        if source.landing is not None and not (isinstance(predictor, ApartForecaster) or predictor.served):
             guesses, ahead = sends_by_itself(source.landing, predictor)
             if self.fetching is None:
                 self.fetching = self._fetch_into(guesses)

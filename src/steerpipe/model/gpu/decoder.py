@@ -25,7 +25,7 @@ from steerpipe.model.gpu.lossy import Watched, watched
 from steerpipe.model.gpu.network import Network
 from steerpipe.model.gpu.predicted import PredictedStep
 from steerpipe.model.gpu.reuse import ReuseBranch
-from steerpipe.model.gpu.rows import Packing, Pass, Step, passes, routing_buffer
+from steerpipe.model.gpu.rows import Packing, Pass, Picked, Step, passes, routing_buffer
 from steerpipe.model.kv_cache import KvPool
 from steerpipe.model.misses import MissDesk
 from steerpipe.model.spec import ModelSpec
@@ -131,10 +131,9 @@ class GpuDecoder:
         self.tell_predicted()  # before the eviction's trial looks at the clock
         reuse = self.reuse if self.reuse is not None and self.reuse.enter(rows) else None
         if watch is None and self._served(rows, source):
-            served = self._graphs_of(rows.rows, source).run(rows, forced, self.said, reuse, self.forecaster)
+            served = self._graphs_of(rows.rows, source).run(rows, places, forced, self.said, reuse, self.forecaster)
             self.replays += rows.rows == 1
-            chosen, gates = served.experts, served.gates
-            picked = self._pick(served.logits, places)  # a copy: the next replay writes there again
+            picked, chosen, gates = served.logits, served.experts, served.gates
         else:
             step = self._eager_step(rows, watch, reuse)
             leased = not source.resident  # else nothing is read back, and the host runs ahead of the device
@@ -185,10 +184,9 @@ class GpuDecoder:
 
     def _pick(self, x: Tensor, places: NDArray[np.int64]) -> Tensor:
         """A copy of some rows."""
-        first, count = int(places[0]) if len(places) else 0, len(places)
-        if np.array_equal(places, np.arange(first, first + count)):
-            return x[first : first + count].clone()  # an index would have to be sent, and would wait for the device
-        return x.index_select(0, torch.from_numpy(places).to(self.device))
+        picked = Picked(x, places)
+        picked.queue()
+        return picked.rows
 
     def _publish(self, rows: StepRows, routing: Sequence[_Routing], sink: RoutingSink) -> None:
         positions = rows.positions[rows.valid].cpu().numpy()

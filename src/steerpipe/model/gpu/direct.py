@@ -13,17 +13,16 @@ from steerpipe.core.errors import ConfigError
 from steerpipe.kernels.configs import launch_for
 from steerpipe.kernels.experts import Reads, down_row, expert_row, gate_up_row
 from steerpipe.kernels.router import Tickets
-from steerpipe.model.gpu.apart import ApartForecaster
 from steerpipe.model.gpu.fetching import Fetching
 from steerpipe.model.gpu.mailbox import Mailbox
 from steerpipe.model.gpu.tap import Forecaster
 
 
-def sends_by_itself(landing: Landing, forecaster: Forecaster | ApartForecaster) -> tuple[GuessLanding, Forecaster]:
+def sends_by_itself(landing: Landing, forecaster: Forecaster) -> tuple[GuessLanding, Forecaster]:
     """Slots for the guesses of such a row, and who makes them: one layer ahead, for the link is not idle for longer
     than it takes to bring what that layer needs. ConfigError where they cannot be sent for.
     """
-    if isinstance(forecaster, ApartForecaster) or forecaster.commit:
+    if forecaster.commit:
         raise ConfigError(
             "this predictor needs the host, and here one row reads what it misses by itself",
             fix="let the host serve what is missing: --driver served",

@@ -1,16 +1,18 @@
 """Captured decode steps: one CUDA graph per number of rows and context bucket, replayed without a pause between layers.
 
 A graph holds addresses, so everything that it reads or writes lies in buffers that stay where they are; what changes
-from step to step travels in one copy before the replay. Legend: R rows, L MoE layers, k experts per row.
+from step to step travels in one copy, with which it begins. Legend: R rows, L MoE layers, k experts per row.
 """
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from steerpipe.core.blocks import BlockSource
@@ -18,11 +20,12 @@ from steerpipe.model.gpu.branches import Branch, Branches, Predictor
 from steerpipe.model.gpu.clock import Clock
 from steerpipe.model.gpu.direct import Follower, ReadThrough
 from steerpipe.model.gpu.experts import Direct
+from steerpipe.model.gpu.inputs import StepInputs
 from steerpipe.model.gpu.mailbox import Mailbox
 from steerpipe.model.gpu.network import ExpertRun, Network
 from steerpipe.model.gpu.predicted import PredictedStep
 from steerpipe.model.gpu.reuse import ReuseBranch
-from steerpipe.model.gpu.rows import Packing, Pass, Step, room_for, routing_buffer
+from steerpipe.model.gpu.rows import Pass, Picked, Step, room_for, routing_buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +45,9 @@ class _Kind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What one step left on the device: valid until the next one."""
+    """What one step leaves on the device: all but the logits is valid until the next one."""
 
-    logits: Tensor  # [R, vocab] fp32
+    logits: Tensor  # [wanted rows, vocab] fp32
     experts: Tensor  # [L, R, k] int32
     gates: Tensor  # [L, R, k] fp32
 
@@ -59,13 +62,11 @@ class StepGraphs:
         """`clock`: who writes down a step's times; `guess_clock`: those of what it sends for ahead."""
         layers = network.spec.moe_layers
         top_k = network.spec.moe(layers[0]).top_k if layers else 1
-        words = Packing.of_size(rows, room_for(network.reach), lanes=rows).words
         self._network = network
         self._source = source
         self._rows = rows
-        self._inputs = torch.zeros(words, dtype=torch.int64, device=device)
-        self._staging = torch.zeros(words, dtype=torch.int64, pin_memory=True)
-        self._sent = torch.cuda.Event()
+        self._layers = layers
+        self._inputs = StepInputs(rows, network.reach, device)
         self._experts = routing_buffer(len(layers), rows, top_k, torch.int32, device)
         self._forced = routing_buffer(len(layers), rows, top_k, torch.int32, device)
         self._gates = routing_buffer(len(layers), rows, top_k, torch.float32, device)
@@ -83,13 +84,15 @@ class StepGraphs:
             self._follower = Follower(source, source.landing, layers, self._mailbox)
         self._clock = clock
         self._spoke: Branch | None = None  # in the step before, until it is taken
-        self._branches = Branches(network, source, self._inputs[:1], top_k, device, guess_clock) if rows == 1 else None
+        stamp = self._inputs.stamp
+        self._branches = Branches(network, source, stamp, top_k, device, guess_clock) if rows == 1 else None
 
     def run(
-        self, rows: Pass, forced: Tensor | None, said: Tensor | None = None, reuse: ReuseBranch | None = None,
-        predictor: Predictor | None = None,
+        self, rows: Pass, places: NDArray[np.int64], forced: Tensor | None, said: Tensor | None = None,
+        reuse: ReuseBranch | None = None, predictor: Predictor | None = None,
     ) -> Served:  # fmt: skip
-        """One step. The host serves its layers as they ask; results are queued, not awaited.
+        """One step, and the logits of its rows `places`. The host serves its layers as they ask; results are queued,
+        not awaited.
 
         `said` [L, h, n] int32: what the taps say instead of their own (kernels/foretell.py). `reuse`: a branch of it.
         `predictor`: who predicts in a step of one row; it may be another one in every step.
@@ -97,24 +100,28 @@ class StepGraphs:
         branch = self._enter(predictor)
         speaks = None if branch is None or branch.resting else branch
         kind = _Kind(room_for(rows.keys), forced is not None, speaks, reuse)
-        for needed in (kind, kind._replace(branch=None)):  # who predicts may rest one day: without a pause
-            if needed not in self._captured:
-                self._captured[needed] = self._capture(needed)
-        captured = self._captured[kind]
+        captured = self._captured.get(kind) or self._capture_all(kind)
         self._stamp += 1
-        self._send(rows, kind.room)
+        self._inputs.write(rows, kind.room, self._stamp)
         if forced is not None:
             self._forced.copy_(forced, non_blocking=True)
         if said is not None and speaks is not None:
             speaks.say(said)
-        if self._source.resident:
+        picked = Picked(captured.logits, places)  # takes memory: not while the device waits for us
+
+        def queue() -> None:
             captured.graph.replay()
-        elif self._follower is not None:
-            self._replay_followed(self._follower, captured.graph, branch, rests=speaks is None)
+            picked.queue()  # now: who has followed the last layer is late already
+
+        if self._source.resident:
+            queue()
+            self._inputs.read_later()
+        elif self._follower is not None and (speaks is None or speaks.fetching is not None):
+            self._replay_followed(self._follower, queue, branch, rests=speaks is None)
         else:
-            self._replay_served(captured.graph, branch, rests=speaks is None)
+            self._replay_served(queue, branch, rests=speaks is None)
         self._spoke = speaks
-        return Served(captured.logits, self._experts, self._gates)
+        return Served(picked.rows, self._experts, self._gates)
 
     def take_predicted(self) -> PredictedStep | None:
         """What the last step said and came to, once, if anybody spoke in it. The device has finished it, but perhaps
@@ -139,21 +146,24 @@ class StepGraphs:
         return branch
 
     def _replay_followed(
-        self, follower: Follower, graph: torch.cuda.CUDAGraph, branch: Branch | None, *, rests: bool
+        self, follower: Follower, queue: Callable[[], None], branch: Branch | None, *, rests: bool
     ) -> None:
         """Who is throttled has a layer's questions less before him; who is not asked has as many as before."""
         stream, fetching = torch.cuda.current_stream(), None if self._branches is None else self._branches.fetching
-        layers = 0 if branch is None else len(self._network.spec.moe_layers)
+        steer = None if branch is None else branch.steer  # of who is served, and rests
+        layers = 0 if branch is None or steer is not None else len(self._layers)
         words = None if rests or branch is None or branch.tap is None else branch.tap.words
-        follower.run(graph.replay, self._stamp, stream.query, stream.synchronize, fetching, words, rests=layers)
+        follower.run(queue, self._stamp, stream.query, stream.synchronize, fetching, words, rests=layers)
+        if steer is not None:
+            steer.rest()
 
-    def _replay_served(self, graph: torch.cuda.CUDAGraph, branch: Branch | None, *, rests: bool) -> None:
+    def _replay_served(self, queue: Callable[[], None], branch: Branch | None, *, rests: bool) -> None:
         """From the replay to the last layer's service nothing may wait for the device: it may be waiting for us."""
         stream = torch.cuda.current_stream()
         with _without_collection():
             try:
                 self._source.begin()
-                graph.replay()
+                queue()
                 if branch is None or rests:
                     self._serve(stream)
                 else:
@@ -166,7 +176,7 @@ class StepGraphs:
 
     def _serve(self, stream: torch.cuda.Stream) -> None:
         """Every layer, as its router asks."""
-        for order, layer in enumerate(self._network.spec.moe_layers):
+        for order, layer in enumerate(self._layers):
             self._source.serve(layer, self._mailbox.take(order, self._stamp, stream.query))
 
     def _serve_predicting(self, stream: torch.cuda.Stream, branch: Branch) -> None:
@@ -174,7 +184,7 @@ class StepGraphs:
         steer, tap, stamp = branch.steer, branch.tap, self._stamp
         if steer is not None:
             steer.begin(stamp)
-        for order, layer in enumerate(self._network.spec.moe_layers):
+        for order, layer in enumerate(self._layers):
             if tap is not None and tap.decides(order):
                 self._source.serve(layer, tap.take_decided(order, stamp, stream.query))
             elif steer is None:
@@ -184,17 +194,8 @@ class StepGraphs:
                 steer.served(routed)
                 self._source.serve(layer, routed, meanwhile=steer.poll)
 
-    def _send(self, rows: Pass, room: int) -> None:
-        """All integers of the step, in one copy."""
-        packing = Packing.of_size(self._rows, room, lanes=self._rows)
-        self._sent.synchronize()  # of the step before; it has long passed
-        packing.write(rows, self._stamp, self._staging.numpy())
-        self._inputs[: packing.words].copy_(self._staging[: packing.words], non_blocking=True)
-        self._sent.record()
-
     def _step(self, kind: _Kind) -> Step:
-        packing = Packing.of_size(self._rows, kind.room, lanes=self._rows)
-        stamp, tokens, positions, turns, blocks = packing.views(self._inputs)
+        stamp, tokens, positions, turns, blocks = self._inputs.views(kind.room)
         return Step(
             stamp, tokens, positions, turns, blocks, self._experts, self._gates, base=None, room=kind.room,
             mailbox=self._mailbox.words, forced=self._forced if kind.forced else None, side=self._side_of(kind),
@@ -205,16 +206,23 @@ class StepGraphs:
         """Where experts read for long and wait for nobody, the shared one goes first: a tap and the sum wait for it."""
         return self._urgent if kind.branch is not None and kind.branch.fetching is not None else self._side
 
+    def _capture_all(self, kind: _Kind) -> _Captured:
+        """Who predicts may rest one day: without a pause."""
+        for needed in (kind, kind._replace(branch=None)):
+            if needed not in self._captured:
+                self._captured[needed] = self._capture(needed)
+        return self._captured[kind]
+
     def _capture(self, kind: _Kind) -> _Captured:
-        """A run without any real row compiles the kernels and wakes cuBLAS, writes no key and asks for no expert."""
+        """A run without any real row compiles the kernels and wakes cuBLAS."""
         step, experts = self._step(kind), self._run if kind.branch is None else kind.branch.run
         stream = self._urgent if kind.branch is not None and kind.branch.fetching is None else self._stream
-        self._inputs.zero_()  # stamp 0: nobody waits for it
-        step.positions.fill_(-1)
+        self._inputs.write_nobody(kind.room)
         self._forced.fill_(-1)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._queue(step, kind, experts)
+            self._inputs.read_later()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # threads that read or copy experts go on meanwhile: their calls are not ours to forbid
@@ -224,6 +232,7 @@ class StepGraphs:
         return _Captured(graph, logits)
 
     def _queue(self, step: Step, kind: _Kind, experts: ExpertRun) -> Tensor:
+        self._inputs.queue(kind.room)
         logits = self._network.head(self._network.hidden(step, experts))
         if kind.branch is not None and kind.branch.fetching is not None:
             kind.branch.fetching.join()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from steerpipe.model.gpu.tap import Tap
 
 SMALLEST_ROOM = 1024  # keys; attention that ends early costs next to nothing, and a graph less is a pause less
+_FIRST_ROW = np.zeros(1, dtype=np.int64)
 _STAMP_WORDS = 2  # one is used; what follows stays aligned to 16 bytes, which kernels are compiled for
 
 
@@ -57,6 +58,10 @@ def room_for(keys: int) -> int:
 
 def passes(rows: StepRows) -> Iterator[Pass]:
     """A prompt chunk is one pass; decode takes its cells one after the other."""
+    if rows.cell == 1:  # between two tokens the device waits for this
+        unit = rows.units[0]
+        yield Pass(rows.tokens.cpu().numpy(), np.array([unit.position]), _FIRST_ROW, (unit.kv,), None, 1)
+        return
     tokens, valid = rows.tokens.cpu().numpy(), rows.valid.cpu().numpy()
     positions = np.full_like(tokens, -1)
     positions[valid] = rows.positions.cpu().numpy()[valid]
@@ -144,6 +149,27 @@ class Packing:
         tokens, positions, turns = (memory[start : start + self.rows] for start in parts)
         lists = memory[self._list_start : self.words].view(self.lanes, self.columns)
         return memory[:1], tokens, positions, turns, lists
+
+
+class Picked:
+    """A copy of some rows of what is computed later. Made before that is queued: afterwards nothing is allocated and
+    nothing waits."""
+
+    def __init__(self, x: Tensor, places: NDArray[np.int64]) -> None:
+        first, count = int(places[0]) if len(places) else 0, len(places)
+        self.rows = x.new_empty(count, *x.shape[1:])
+        self._source, self._index = x, None
+        if count == 1 or np.array_equal(places, np.arange(first, first + count)):
+            self._source = x[first : first + count]
+        else:
+            self._index = torch.from_numpy(places).to(x.device)  # waits for the device
+
+    def queue(self) -> None:
+        """`rows` hold them for what is queued behind it."""
+        if self._index is None:
+            self.rows.copy_(self._source, non_blocking=True)
+        else:
+            torch.index_select(self._source, 0, self._index, out=self.rows)
 
 
 def routing_buffer(layers: int, rows: int, top_k: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -57,10 +57,14 @@ class Sighted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forecaster:
-    """Who looks 1, 2 ... layers ahead. `commit`: what is named one layer ahead is computed; its router is not asked."""
+    """Who looks 1, 2 ... layers ahead. `commit`: what is named one layer ahead is computed; its router is not asked.
+
+    `served`: by the host, also where one row could read what it misses, and send for what is named, by itself.
+    """
 
     ways: tuple[Head | Lookahead, ...]
     commit: bool = False
+    served: bool = False
 
     @property
     def horizon(self) -> int:

@@ -99,7 +99,16 @@ class SlotRing:
             self._ahead.drop(set())
         self._shelf.now += 1
         self._shelf.served = True
+        if self._slots.empty:
+            self._slots.supply_anew(self._shelf.guessed)
         return self._slots.taken
+
+    def pause(self) -> None:
+        """A served step begins: nobody takes slots in it, so none is lent."""
+        if self.guesses is not None:
+            self.guesses.rest(0)
+        if not self._slots.empty:
+            self._slots.withdraw()
 
     def follow(self, layer: int, reads: DirectReads, ticket: int) -> int:
         """See Landing."""

@@ -70,8 +70,15 @@ class LentSlots:
             shelf.copier.write(self._first + ENTRY_BYTES * at, shelf.memory.addresses[slot])
         shelf.copier.write(self._tail, self._supplied)
 
+    def supply_anew(self, sparing: Collection[int], *, strict: bool = False) -> None:
+        """Between two steps, when none is lent: `supply`, which the next step on the current stream waits for."""
+        copier = self._shelf.copier
+        copier.follow(copier.computed())  # kernels of a served step may still wait for an entry
+        self.supply(sparing, strict=strict)
+        copier.join(copier.copied())  # a tail from before `withdraw` must not be seen
+
     def withdraw(self) -> None:
-        """While nobody on the device takes any: all of them are free again. Who takes the next waits for the tail."""
+        """While nobody on the device takes any: all of them are free again."""
         for slot in self.lent:
             self._shelf.table.give_back(slot)
         self._supplied = self.taken

@@ -59,10 +59,7 @@ class GuessSlots:
 
     def begin(self) -> None:
         if self.slots.empty:
-            copier = self._shelf.copier
-            copier.follow(copier.computed())  # kernels of a served step may still wait for an entry
-            self.slots.supply(self._near, strict=True)
-            copier.join(copier.copied())  # a tail from before `withdraw` must not be seen
+            self.slots.supply_anew(self._near, strict=True)
 
     def settle(
         self, layer: int, sent: Sequence[SentBlock], wanted: Collection[int], near: Callable[[], Near]

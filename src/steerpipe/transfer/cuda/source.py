@@ -189,6 +189,7 @@ class CudaSource(Predicted):
         copier = self._shelf.copier
         self._shelf.step_begins()
         if self._landing is not None:  # an entry that is late would let a layer pass before its newcomers are there
+            self._landing.pause()
             copier.join(copier.copied())
         self._shelf.busy = True  # until the last layer is served
 
