@@ -27,6 +27,7 @@ from steerpipe.bench.forecasts import NAMED
 from steerpipe.bench.prediction import made_up_forecaster
 from steerpipe.bench.routing import Routing
 from steerpipe.core.blocks import GUESSES
+from steerpipe.kernels.fetch import chunk_for
 from steerpipe.transfer.cuda.source import CudaSource
 from steerpipe.transfer.throttle import Throttle
 
@@ -42,7 +43,7 @@ def measure_rates(bench: "Bench", log: Log) -> Rates:
     log.add("points", [asdict(each) for each in plain])
     log.add("tapped_points", [asdict(each) for each in tapped])
     views = [bench.ladder.backing.view(number) for number in range(GUESSES)]
-    rate = fetch_rate(views, bench.shape.layout.block_bytes)
+    rate = fetch_rate(views, bench.shape.layout.block_bytes, chunk_for(bench.shape.layout.form))
     return replace(rates_of(plain, tapped, bench.shape.layers), guess_bytes_per_second=rate)
 
 

@@ -85,7 +85,7 @@ def timed_replays() -> Iterator[list[tuple[torch.cuda.Event, torch.cuda.Event]]]
         torch.cuda.CUDAGraph.replay = plain  # type: ignore[method-assign]
 
 
-def fetch_rate(sources: Sequence[int], size_bytes: int, count: int = 20) -> float:
+def fetch_rate(sources: Sequence[int], size_bytes: int, chunk_bytes: int, count: int = 20) -> float:
     """Bytes per second of `fetch`, alone, from the blocks of pinned memory at `sources`."""
     device = torch.device("cuda")
 
@@ -105,7 +105,9 @@ def fetch_rate(sources: Sequence[int], size_bytes: int, count: int = 20) -> floa
         if number == 1:
             torch.cuda.synchronize()
             begin.record()
-        fetch(given, ring=ring, stamp=stamp, size_bytes=size_bytes, arrived=arrived, mail=mail)
+        fetch(
+            given, ring=ring, stamp=stamp, size_bytes=size_bytes, chunk_bytes=chunk_bytes, arrived=arrived, mail=mail
+        )  # fmt: skip
     end.record()
     end.synchronize()
     return count * GUESSES * size_bytes / begin.elapsed_time(end) * 1e3

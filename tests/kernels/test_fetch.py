@@ -1,5 +1,6 @@
 """Blocks that are sent for before their layer looks: who takes slots, what is copied, and that no bit depends on it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -13,7 +14,8 @@ from torch import Tensor
 from steerpipe.core.blocks import GUESSES
 from steerpipe.kernels.experts import Reads, expert_row
 from steerpipe.kernels.experts_keep import _told
-from steerpipe.kernels.fetch import CHUNK_BYTES, PROGRAMS, ROUND_BYTES, Fetched, _copy_share, fetch
+from steerpipe.kernels.experts_launch import row_constants
+from steerpipe.kernels.fetch import CHUNK_BYTES, PROGRAMS, WIDE_CHUNK_BYTES, Fetched, _copy_share, chunk_for, fetch
 from steerpipe.kernels.foretell import LEAST_PROBABILITY, SURE, Sending, foretell
 from steerpipe.kernels.router import Guessed, Tickets, route
 from steerpipe.model.gpu.mailbox import Mailbox
@@ -25,6 +27,7 @@ PINNED = -(1 << 63)
 STAMP = 7
 MARGIN = 16 << 10  # rows that one program reads together: all of them from pinned memory if one has not come
 EXPERTS, RING = 12, 8
+ROUND_BYTES = PROGRAMS * CHUNK_BYTES
 
 
 def words(count: int) -> Tensor:
@@ -53,23 +56,24 @@ class Layer:
     def tag(self, number: int, place: int, expert: int, stamp: int = STAMP) -> None:
         self.shared.tags[number] = stamp << 32 | place << 16 | expert
 
-    def fetch(self) -> list[tuple[int, float]]:
+    def fetch(self, chunk_bytes: int = CHUNK_BYTES) -> list[tuple[int, float]]:
         fetch(
-            self.shared, ring=self.ring, stamp=torch.tensor([STAMP]), size_bytes=self.size, arrived=words(1),
-            mail=self.mail.words[0],
+            self.shared, ring=self.ring, stamp=torch.tensor([STAMP]), size_bytes=self.size, chunk_bytes=chunk_bytes,
+            arrived=words(1), mail=self.mail.words[0],
         )  # fmt: skip
         return [(each.expert, each.share) for each in self.mail.take_sent(0, STAMP, lambda: True)]
 
 
-@pytest.mark.parametrize("size", [4096, CHUNK_BYTES * PROGRAMS, ROUND_BYTES * 2 + CHUNK_BYTES + 48])
-def test_what_is_tagged_comes_whole_and_nothing_else_is_written(size: int) -> None:
-    layer = Layer(size)
+@pytest.mark.parametrize("chunk", [CHUNK_BYTES, WIDE_CHUNK_BYTES])
+@pytest.mark.parametrize("size", [4096, ROUND_BYTES, ROUND_BYTES * 2 + CHUNK_BYTES + 48])
+def test_what_is_tagged_comes_whole_and_nothing_else_is_written(size: int, chunk: int) -> None:
+    layer, rounds = Layer(size), -(-size // (PROGRAMS * chunk))
     layer.tag(0, 5, 3)
     layer.tag(1, 2, 11)
-    assert layer.fetch() == [(3, 1.0), (11, 1.0)]
+    assert layer.fetch(chunk) == [(3, 1.0), (11, 1.0)]
     assert torch.equal(layer.slots[5], layer.blocks[3]) and torch.equal(layer.slots[2], layer.blocks[11])
     assert (layer.slots[[0, 1, 3, 4, 6, 7]] == 0x55).all()
-    assert layer.shared.progress.tolist() == [STAMP << 32 | 1 << 31 | -(-size // ROUND_BYTES)] * (GUESSES * PROGRAMS)
+    assert layer.shared.progress.tolist() == [STAMP << 32 | 1 << 31 | rounds] * (GUESSES * PROGRAMS)
 
 
 def test_tags_of_another_step_are_nobodys() -> None:
@@ -218,14 +222,36 @@ def test_what_was_sent_for_is_kept_where_it_goes_and_takes_no_ticket(
     assert (int(sighted[0]), int(layer.shared.looked[0])) == (6, STAMP)
 
 
-def rounds_of(state: str, size: int) -> list[int]:
+def test_blocks_of_a_few_megabytes_come_in_wide_chunks() -> None:
+    """Qwen1.5-MoE's are 4.6 MB in int4; what was slower with them, or was not measured, has narrow ones."""
+    chunks = {kind: chunk_for(plan_block(ExpertFormat(kind), 2048, 1408).form) for kind in ("int4", "int8", "bfloat16")}
+    assert chunks == {"int4": WIDE_CHUNK_BYTES, "int8": CHUNK_BYTES, "bfloat16": CHUNK_BYTES}
+    assert chunk_for(plan_block(ExpertFormat.INT4, 192, 96).form) == CHUNK_BYTES
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Blocks of any size come in wide chunks."""
+    monkeypatch.setattr("steerpipe.kernels.fetch._WIDE", range(1 << 30))
+    row_constants.cache_clear()
+    yield
+    row_constants.cache_clear()
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize("state", ["some are behind", "the end is missing"])
+def test_bits_do_not_depend_on_how_much_has_come_in_wide_chunks(state: str) -> None:
+    test_bits_do_not_depend_on_how_much_of_a_block_has_come("int4", state)
+
+
+def rounds_of(state: str, size: int, chunk_bytes: int) -> list[int]:
     """How much each program of `fetch` says; 0: of another step."""
-    rounds = -(-size // ROUND_BYTES)
+    rounds = -(-size // (PROGRAMS * chunk_bytes))
     if state == "nothing":
         return [0] * PROGRAMS
     said = [rounds] * PROGRAMS
     if state == "the end is missing":  # of int8 and int4 these are scales
-        said[(size - 1) // CHUNK_BYTES % PROGRAMS] = rounds - 1
+        said[(size - 1) // chunk_bytes % PROGRAMS] = rounds - 1
     elif state == "scales of up are missing":
         said[44] = 0  # of int4 below: all scales of gate have come
     elif state == "some are behind":
@@ -248,15 +274,16 @@ def test_bits_do_not_depend_on_how_much_of_a_block_has_come(kind: str, state: st
     x, experts = torch.randn(1, hidden), torch.tensor([2, 0], dtype=torch.int32)
     act, wanted = poisoned(2, width, dtype=x.dtype), poisoned(2, hidden)
     expert_row(x, experts, slots.table, slots.form, act=act, part=wanted)
-    said = rounds_of(state, size)
-    come = [said[chunk % PROGRAMS] > chunk // PROGRAMS for chunk in range(-(-size // CHUNK_BYTES))]
+    chunk_bytes = chunk_for(slots.form)
+    said = rounds_of(state, size, chunk_bytes)
+    come = [said[chunk % PROGRAMS] > chunk // PROGRAMS for chunk in range(-(-size // chunk_bytes))]
     whole, far = slots.blocks[2].clone(), slots.blocks[2].clone()
     near = torch.full_like(whole, 0x55)
     for chunk, here in enumerate(come):
-        own = slice(chunk * CHUNK_BYTES, (chunk + 1) * CHUNK_BYTES)
+        own = slice(chunk * chunk_bytes, (chunk + 1) * chunk_bytes)
         if here:
             near[own] = whole[own]
-        if all(come[max(0, chunk - MARGIN // CHUNK_BYTES) : chunk + MARGIN // CHUNK_BYTES + 1]):
+        if all(come[max(0, chunk - MARGIN // chunk_bytes) : chunk + MARGIN // chunk_bytes + 1]):
             far[own] = 0x7F
     progress = torch.tensor([STAMP << 32 | 1 << 31 | each if each else (STAMP - 1) << 32 | 9 for each in said])
     reads = Reads(

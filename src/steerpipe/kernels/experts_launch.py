@@ -12,7 +12,7 @@ import triton.language as tl
 from steerpipe.core.blocks import BlockForm
 from steerpipe.kernels.configs import Launch
 from steerpipe.kernels.dense_configs import can_overlap
-from steerpipe.kernels.fetch import CHUNK_BYTES, PROGRAMS
+from steerpipe.kernels.fetch import PROGRAMS, chunk_for
 
 _ELEMENTS = {
     "float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float16, "int8": tl.int8, "int4": tl.uint8,
@@ -33,7 +33,7 @@ def row_constants(form: BlockForm, launch: Launch, *, down: bool, native: bool) 
     rows, step = common["ROWS"], common["BLOCK"]
     assert isinstance(rows, int) and isinstance(step, int), "sizes are integers"
     outputs, inputs, group = _shape(form, down)
-    width = _width(form, inputs)
+    width, chunk = _width(form, inputs), chunk_for(form)
     return (
         common
         | {
@@ -41,8 +41,8 @@ def row_constants(form: BlockForm, launch: Launch, *, down: bool, native: bool) 
             "MASKED": outputs % rows != 0 or width % step != 0,
             "CACHE": launch.hint if launch.hint.startswith(".") else "",
             "OVERLAP": overlap,
-            "CHUNK": CHUNK_BYTES,
-            "SPAN": triton.next_power_of_2(triton.cdiv(rows * _row_bytes(form, inputs), CHUNK_BYTES) + 1),
+            "CHUNK": chunk,
+            "SPAN": triton.next_power_of_2(triton.cdiv(rows * _row_bytes(form, inputs), chunk) + 1),
             "PROGRAMS": PROGRAMS,
             "MISSING_FIRST": launch.missing_first,
             "WHOLE": form.format == "int4" and step % (group // 2) == 0,

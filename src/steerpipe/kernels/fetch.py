@@ -13,14 +13,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from steerpipe.core.blocks import GUESSES
+from steerpipe.core.blocks import GUESSES, BlockForm
 
 PROGRAMS = 64
 WARPS = 8
 CHUNK_BYTES = 4096  # of one program; all of them together keep more under way than the link's latency times its rate
-ROUND_BYTES = PROGRAMS * CHUNK_BYTES
+WIDE_CHUNK_BYTES = 2 * CHUNK_BYTES
+_WIDE = range(2 << 20, 6 << 20)  # bytes of weights: blocks of which a few rounds come (of larger ones: slower)
+_BITS = {"int4": 4, "int8": 8, "float16": 16, "bfloat16": 16, "float32": 32}
 WHOLE = (1 << 15) - 1  # a word of the mail: stamp << 32 | share that moved << 16 | expert
 NOBODY = 0xFFFFFFFF
+
+
+def chunk_for(form: BlockForm) -> int:
+    """Bytes that a program copies at a time: of all blocks of that form, and for who reads them."""
+    return WIDE_CHUNK_BYTES if 3 * form.hidden * form.width * _BITS[form.format] // 8 in _WIDE else CHUNK_BYTES
 
 
 @triton.jit
@@ -99,11 +106,12 @@ def stop(looked: Tensor, stamp: Tensor) -> None:
 
 
 def fetch(
-    given: Fetched, *, ring: Tensor, stamp: Tensor, size_bytes: int, arrived: Tensor, mail: Tensor, later: int = 0
+    given: Fetched, *, ring: Tensor, stamp: Tensor, size_bytes: int, chunk_bytes: int, arrived: Tensor, mail: Tensor,
+    later: int = 0,
 ) -> None:  # fmt: skip
     """Copies the tagged experts' blocks into their slots, in order, until the router has looked.
 
-    `later`: the tags are for so many steps after this one.
+    `chunk_bytes`: `chunk_for` their form. `later`: the tags are for so many steps after this one.
 
     ring: slots, as `Tickets` has them. arrived [1] int64 belongs to this layer. mail [N] in pinned memory comes when
     nobody writes any more: per guess stamp << 32 | share that moved (of WHOLE) << 16 | expert, or stamp << 32 | NOBODY.
@@ -111,6 +119,7 @@ def fetch(
     assert size_bytes % 16 == 0, f"a block of {size_bytes} bytes"
     _fetch[(PROGRAMS,)](
         given.tags, ring, given.pinned, given.looked, stamp, given.progress, arrived, mail,
-        SIZE=size_bytes, ROUNDS=-(-size_bytes // ROUND_BYTES), N=GUESSES, PROGRAMS=PROGRAMS, CHUNK=CHUNK_BYTES,
+        SIZE=size_bytes, ROUNDS=-(-size_bytes // (PROGRAMS * chunk_bytes)), N=GUESSES, PROGRAMS=PROGRAMS,
+        CHUNK=chunk_bytes,
         WHOLE=WHOLE, NOBODY=NOBODY, LATER=later, num_warps=WARPS,
     )  # fmt: skip

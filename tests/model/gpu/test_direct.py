@@ -55,8 +55,8 @@ class Stepper:
         self._mailbox = Mailbox(len(layers), top_k, pinned=False)
         self._now = torch.zeros(1, dtype=torch.int64)
         if forecaster is not None:
-            tables = [source.table(layer) for layer in layers]
-            self._fetching = Fetching(landing.guesses, tables, layers, top_k, self._now)
+            tables, forms = [source.table(layer) for layer in layers], [source.form(layer) for layer in layers]
+            self._fetching = Fetching(landing.guesses, tables, forms, layers, top_k, self._now)
             self._tap = loaded.decoder._network.tap(forecaster, self._fetching)  # type: ignore[union-attr]
         self._run = ReadThrough(source, landing, top_k, CPU, self._fetching)
         self._resting_run = ReadThrough(source, landing, top_k, CPU)

@@ -38,7 +38,7 @@ class Slots:
 
 def test_who_is_in_use_or_likely_in_the_next_layer_is_near_as_soon_as_a_tap_has_said_so() -> None:
     slots, words, stamp = Slots(), Mailbox(len(LAYERS), NAMED, pinned=False), 7
-    fetching = Fetching(slots, [], LAYERS, 2, torch.zeros(1, dtype=torch.int64))  # type: ignore[arg-type]
+    fetching = Fetching(slots, [], [], LAYERS, 2, torch.zeros(1, dtype=torch.int64))  # type: ignore[arg-type]
     fetching.mail.words.fill_(stamp << 32 | 0xFFFFFFFF)  # nobody was sent for
     likely = [(5, 1.0), (3, LEAST_PROBABILITY), (4, LEAST_PROBABILITY - 0.01)]
     for place in range(NAMED):
@@ -51,7 +51,7 @@ def test_who_is_in_use_or_likely_in_the_next_layer_is_near_as_soon_as_a_tap_has_
 
 def test_a_second_block_is_sent_for_where_the_first_may_end_and_while_logits_are_computed() -> None:
     slots, tables = Slots(), [torch.zeros(4, dtype=torch.int64)] * len(LAYERS)
-    fetching = Fetching(slots, tables, LAYERS, 2, torch.zeros(1, dtype=torch.int64))  # type: ignore[arg-type]
+    fetching = Fetching(slots, tables, [], LAYERS, 2, torch.zeros(1, dtype=torch.int64))  # type: ignore[arg-type]
     slots.sizes = {1: 4_595_712, 2: SECOND_BYTES + 1, 4: SECOND_BYTES}  # the first: Qwen1.5-MoE in int4
     sent = [fetching.sending(order) for order in range(len(LAYERS))]
     assert [(each.later, each.most) for each in sent] == [(0, 1), (0, GUESSES), (1, GUESSES)]

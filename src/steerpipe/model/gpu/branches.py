@@ -105,7 +105,7 @@ class Branches:
 
     def _fetch_into(self, slots: GuessLanding) -> Fetching:
         layers = self._network.spec.moe_layers
-        tables = [self._source.table(layer) for layer in layers]
+        tables, forms = [self._source.table(layer) for layer in layers], [self._source.form(each) for each in layers]
         if self._clock is None:
-            return Fetching(slots, tables, layers, self._top_k, self._stamp)
-        return TimedFetching(slots, tables, layers, self._top_k, self._stamp, self._clock)
+            return Fetching(slots, tables, forms, layers, self._top_k, self._stamp)
+        return TimedFetching(slots, tables, forms, layers, self._top_k, self._stamp, self._clock)

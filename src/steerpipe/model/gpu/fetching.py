@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from steerpipe.core.blocks import GUESSES, DirectReads, GuessLanding, Near
-from steerpipe.kernels.fetch import PROGRAMS, Fetched, fetch, stop
+from steerpipe.core.blocks import GUESSES, BlockForm, DirectReads, GuessLanding, Near
+from steerpipe.kernels.fetch import PROGRAMS, Fetched, chunk_for, fetch, stop
 from steerpipe.kernels.foretell import Sending
 from steerpipe.kernels.router import Guessed
 from steerpipe.model.gpu.mailbox import Mailbox, likely
@@ -30,12 +30,14 @@ class Fetching:
     """Buffers that stay where they are, and the stream of the copies. `mail` has a place per tap."""
 
     def __init__(
-        self, slots: GuessLanding, tables: Sequence[Tensor], layers: Sequence[int], top_k: int, stamp: Tensor
+        self, slots: GuessLanding, tables: Sequence[Tensor], forms: Sequence[BlockForm], layers: Sequence[int],
+        top_k: int, stamp: Tensor,
     ) -> None:  # fmt: skip
-        """`tables` [E] of the layers, in their order; `stamp` [1] of the step."""
+        """`tables` [E] and `forms` of the layers, in their order; `stamp` [1] of the step."""
         device, count = stamp.device, len(layers)
         self.slots, self.stamp = slots, stamp
         self._tables, self._layers = tables, layers
+        self._chunks = [chunk_for(form) for form in forms]
         slots.tags.fill_(-1)  # of graphs before, whose stamps will come again
         words = torch.zeros(4 + NAMED, dtype=torch.int64, device=device)
         self._sighted, self._seen, self._entries = words[:1], words[2 : 2 + GUESSES], words[4 : 4 + NAMED]
@@ -99,7 +101,8 @@ class Fetching:
         later, target = self._after(order)
         fetch(
             self._words(target), ring=self.slots.ring, stamp=self.stamp, arrived=self._arrived[order],
-            size_bytes=self.slots.block_bytes(self._layers[target]), mail=self.mail.words[order], later=later,
+            size_bytes=self.slots.block_bytes(self._layers[target]), chunk_bytes=self._chunks[target],
+            mail=self.mail.words[order], later=later,
         )  # fmt: skip
 
     def _after(self, order: int) -> tuple[int, int]:

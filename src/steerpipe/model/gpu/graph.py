@@ -149,48 +149,47 @@ class StepGraphs:
         self, follower: Follower, queue: Callable[[], None], branch: Branch | None, *, rests: bool
     ) -> None:
         """Who is throttled has a layer's questions less before him; who is not asked has as many as before."""
-        stream, fetching = torch.cuda.current_stream(), None if self._branches is None else self._branches.fetching
+        fetching = None if self._branches is None else self._branches.fetching
         steer = None if branch is None else branch.steer  # of who is served, and rests
         layers = 0 if branch is None or steer is not None else len(self._layers)
         words = None if rests or branch is None or branch.tap is None else branch.tap.words
-        follower.run(queue, self._stamp, stream.query, stream.synchronize, fetching, words, rests=layers)
+        follower.run(queue, self._stamp, _finished, _wait, fetching, words, rests=layers)
         if steer is not None:
             steer.rest()
 
     def _replay_served(self, queue: Callable[[], None], branch: Branch | None, *, rests: bool) -> None:
         """From the replay to the last layer's service nothing may wait for the device: it may be waiting for us."""
-        stream = torch.cuda.current_stream()
         with _without_collection():
             try:
                 self._source.begin()
                 queue()
                 if branch is None or rests:
-                    self._serve(stream)
+                    self._serve()
                 else:
-                    self._serve_predicting(stream, branch)
+                    self._serve_predicting(branch)
                 if branch is not None and branch.steer is not None and rests:
                     branch.steer.rest()
             except BaseException:  # an interrupt as well: kernels that wait would wait for ever
                 self._source.release()
                 raise
 
-    def _serve(self, stream: torch.cuda.Stream) -> None:
+    def _serve(self) -> None:
         """Every layer, as its router asks."""
         for order, layer in enumerate(self._layers):
-            self._source.serve(layer, self._mailbox.take(order, self._stamp, stream.query))
+            self._source.serve(layer, self._mailbox.take(order, self._stamp, _finished))
 
-    def _serve_predicting(self, stream: torch.cuda.Stream, branch: Branch) -> None:
+    def _serve_predicting(self, branch: Branch) -> None:
         """As its router asks or, where the tap before it decides, as that has said."""
         steer, tap, stamp = branch.steer, branch.tap, self._stamp
         if steer is not None:
             steer.begin(stamp)
         for order, layer in enumerate(self._layers):
             if tap is not None and tap.decides(order):
-                self._source.serve(layer, tap.take_decided(order, stamp, stream.query))
+                self._source.serve(layer, tap.take_decided(order, stamp, _finished))
             elif steer is None:
-                self._source.serve(layer, self._mailbox.take(order, stamp, stream.query))
+                self._source.serve(layer, self._mailbox.take(order, stamp, _finished))
             else:
-                routed = self._mailbox.take(order, stamp, stream.query, steer.poll)
+                routed = self._mailbox.take(order, stamp, _finished, steer.poll)
                 steer.served(routed)
                 self._source.serve(layer, routed, meanwhile=steer.poll)
 
@@ -237,6 +236,15 @@ class StepGraphs:
         if kind.branch is not None and kind.branch.fetching is not None:
             kind.branch.fetching.join()
         return logits
+
+
+def _finished() -> bool:
+    """Whether the device has run all that was queued on this stream."""
+    return torch.cuda.current_stream().query()
+
+
+def _wait() -> None:
+    torch.cuda.current_stream().synchronize()
 
 
 @contextmanager

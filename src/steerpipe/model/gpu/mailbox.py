@@ -20,6 +20,7 @@ from steerpipe.kernels.foretell import LEAST_PROBABILITY, SURE
 _EXPERT = 0xFFFFFFFF  # mask of the lower half; all ones: this pair has no expert
 LANDED, MISSED, SENT, INDEX = 1 << 16, 1 << 17, 1 << 18, 0xFFFF  # of the lower half, where a step reads by itself
 _SPIN = 2_000  # polls of under 1 us before other threads get a turn; a layer takes 50 us
+_LOOKS = 4  # before something else is done meanwhile, which takes as long as some ten of them
 _ASK_DEVICE = 50_000  # polls between two looks at the device
 
 
@@ -80,7 +81,7 @@ class Mailbox:
         polls = 0
         while min(found := words.tolist()) >> 32 != stamp:
             polls += 1
-            if meanwhile is not None:
+            if meanwhile is not None and polls % _LOOKS == 0:
                 meanwhile()
             if polls > _SPIN:
                 os.sched_yield()  # sleep(0) takes 50 us

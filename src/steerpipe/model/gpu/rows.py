@@ -157,9 +157,12 @@ class Picked:
 
     def __init__(self, x: Tensor, places: NDArray[np.int64]) -> None:
         first, count = int(places[0]) if len(places) else 0, len(places)
-        self.rows = x.new_empty(count, *x.shape[1:])
         self._source, self._index = x, None
-        if count == 1 or np.array_equal(places, np.arange(first, first + count)):
+        if count == len(x) == 1:
+            self.rows = torch.empty_like(x)
+            return
+        self.rows = x.new_empty(count, *x.shape[1:])
+        if np.array_equal(places, np.arange(first, first + count)):
             self._source = x[first : first + count]
         else:
             self._index = torch.from_numpy(places).to(x.device)  # waits for the device

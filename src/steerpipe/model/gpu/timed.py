@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from steerpipe.core.blocks import GuessLanding
+from steerpipe.core.blocks import BlockForm, GuessLanding
 from steerpipe.model.gpu.clock import Clock
 from steerpipe.model.gpu.fetching import Fetching
 
@@ -13,10 +13,10 @@ class TimedFetching(Fetching):
     """Writes down when the copies behind each tap began and ended."""
 
     def __init__(
-        self, slots: GuessLanding, tables: Sequence[Tensor], layers: Sequence[int], top_k: int, stamp: Tensor,
-        clock: Clock,
+        self, slots: GuessLanding, tables: Sequence[Tensor], forms: Sequence[BlockForm], layers: Sequence[int],
+        top_k: int, stamp: Tensor, clock: Clock,
     ) -> None:  # fmt: skip
-        super().__init__(slots, tables, layers, top_k, stamp)
+        super().__init__(slots, tables, forms, layers, top_k, stamp)
         self._clock = clock
 
     def _fetch(self, order: int) -> None:
