@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from steerpipe.core.blocks import GUESSES
-from steerpipe.kernels.fetch import PROGRAMS, Fetched, fetch
+from steerpipe.kernels.fetch import MULTIPROCESSORS, PROGRAMS, Fetched, fetch
 
 
 @dataclass(frozen=True)
@@ -100,13 +100,15 @@ def fetch_rate(sources: Sequence[int], size_bytes: int, chunk_bytes: int, count:
     )  # fmt: skip
     ring, stamp, arrived = words(*(slot.data_ptr() for slot in slots)), words(1), words(0)
     mail = torch.zeros(GUESSES, dtype=torch.int64, pin_memory=True)
+    running = torch.zeros(MULTIPROCESSORS, dtype=torch.int32, device=device)
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     for number in range(1 + count):  # the first compiles; the others are queued before they run
         if number == 1:
             torch.cuda.synchronize()
             begin.record()
         fetch(
-            given, ring=ring, stamp=stamp, size_bytes=size_bytes, chunk_bytes=chunk_bytes, arrived=arrived, mail=mail
+            given, ring=ring, stamp=stamp, size_bytes=size_bytes, chunk_bytes=chunk_bytes, arrived=arrived, mail=mail,
+            running=running,
         )  # fmt: skip
     end.record()
     end.synchronize()

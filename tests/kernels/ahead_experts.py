@@ -27,19 +27,19 @@ from steerpipe.store.formats import ExpertFormat
 from steerpipe.store.layout import plan_block
 
 OPTIONS = ("num_warps", "num_stages", "launch_pdl")
-TYPES = {"x": "*bf16", "act": "*bf16", "experts": "*i32", "part": "*fp32"}
+TYPES = {"x": "*bf16", "act": "*bf16", "experts": "*i32", "part": "*fp32", "running": "*i32"}
 TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 SHAPES = ((2048, 768), (2048, 1408))
 
 
-READS = ("origin", "target", "since", "stamp")
+READS = ("origin", "target", "since", "stamp", "running")
 
 
 def compiled(form: BlockForm, *, down: bool, given: int, pairs: int = 4) -> Any:
     kernel = down_row_kernel if down else gate_up_row_kernel
     values = dict(row_constants(form, launch_for("row_down" if down else "row_gate_up", form), down=down, native=True))
     options = {name: values.pop(name) for name in OPTIONS if name in values}
-    values |= {"FOLLOWED": given == 4, "EARLY": given != 4, "PAIRS": pairs}
+    values |= {"FOLLOWED": given == 5, "EARLY": given != 5, "PAIRS": pairs}
     signature, constants, hints = {}, {}, {}
     for index, parameter in enumerate(kernel.params):
         absent = parameter.name in READS[given:]
@@ -84,13 +84,13 @@ def released(ptx: str) -> list[int]:
 
 
 def main() -> None:
-    many = compiled(plan_block(ExpertFormat.BFLOAT16, *SHAPES[0]).form, down=False, given=4, pairs=33).asm["ptx"]
+    many = compiled(plan_block(ExpertFormat.BFLOAT16, *SHAPES[0]).form, down=False, given=5, pairs=33).asm["ptx"]
     print(json.dumps({"pairs": "%ctaid.y" in many and "trap" not in many}), flush=True)
     for hidden, width in SHAPES:
         for kind in ExpertFormat:
             form = plan_block(kind, hidden, width).form
             for down in (False, True):
-                ways = [compiled(form, down=down, given=each) for each in (0, 2, 4)]  # plain, direct, partly fetched
+                ways = [compiled(form, down=down, given=each) for each in (0, 2, 5)]  # plain, direct, partly fetched
                 line = {
                     "kernel": f"{kind.value} {width} {'down' if down else 'gate_up'}",
                     "reductions": [reductions(each.asm["ttgir"]) for each in ways],

@@ -59,7 +59,7 @@ class Layer:
     def fetch(self, chunk_bytes: int = CHUNK_BYTES) -> list[tuple[int, float]]:
         fetch(
             self.shared, ring=self.ring, stamp=torch.tensor([STAMP]), size_bytes=self.size, chunk_bytes=chunk_bytes,
-            arrived=words(1), mail=self.mail.words[0],
+            arrived=words(1), mail=self.mail.words[0], running=torch.zeros(1, dtype=torch.int32),
         )  # fmt: skip
         return [(each.expert, each.share) for each in self.mail.take_sent(0, STAMP, lambda: True)]
 

@@ -29,12 +29,14 @@ class Reads:
     origin [k] int64: an entry of the table; a negative one is an address in pinned memory with its sign bit set, 0
     waits on the table. target [k] int64: where all that is loaded is stored too, at the same offsets; 0: nowhere.
     since [k] int64, of the step `stamp` [1]: where it says how much of a block is in its target already; 0: nothing.
+    running [MULTIPROCESSORS] int32: programs of `fetch` that are running, by multiprocessor.
     """
 
     origin: Tensor
     target: Tensor
     since: Tensor | None = None
     stamp: Tensor | None = None
+    running: Tensor | None = None
 
 
 def expert_row(
@@ -65,8 +67,8 @@ def gate_up_row(
     grid = triton.cdiv(form.width, constants["ROWS"]), len(experts)
     found = _found(reads)
     gate_up_row_kernel[grid](
-        x, experts, table, act, *found, FOLLOWED=followed and overlapped(x), EARLY=early, PAIRS=_pairs(experts, reads),
-        **constants,
+        x, experts, table, act, *found, None if reads is None else reads.running,
+        FOLLOWED=followed and overlapped(x), EARLY=early, PAIRS=_pairs(experts, reads), **constants,
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from steerpipe.kernels.experts_blocks import (
     read_address,
 )
 from steerpipe.kernels.experts_keep import keep_weights, nearer, parts_here, scale_spots, spread
+from steerpipe.kernels.fetch import give_way
 
 
 @triton.jit
@@ -114,7 +115,7 @@ def _add(
 
 @triton.jit
 def gate_up_row_kernel(
-    x, experts, table, act, origin, target, since, stamp,
+    x, experts, table, act, origin, target, since, stamp, running,
     H: tl.constexpr, I: tl.constexpr, START: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr,
     ELEMENT: tl.constexpr, SUB: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
     CACHE: tl.constexpr, EVICT: tl.constexpr, OVERLAP: tl.constexpr, FOLLOWED: tl.constexpr, NATIVE: tl.constexpr,
@@ -144,6 +145,8 @@ def gate_up_row_kernel(
         address = block_address(table, expert, NATIVE)
         place = address
     else:
+        if running is not None and NATIVE:
+            give_way(running, tl.load(origin + pair) < 0)
         address = read_address(origin, table, expert, pair, NATIVE)
         place = tl.load(target + pair)
     BYTES: tl.constexpr = (H if SUB == 0 else H // 2) * ELEMENT.primitive_bitwidth // 8  # of a row

@@ -17,6 +17,7 @@ from steerpipe.core.blocks import GUESSES, BlockForm
 
 PROGRAMS = 64
 WARPS = 8
+MULTIPROCESSORS = 1024  # no device has more
 CHUNK_BYTES = 4096  # of one program; all of them together keep more under way than the link's latency times its rate
 WIDE_CHUNK_BYTES = 2 * CHUNK_BYTES
 _WIDE = range(2 << 20, 6 << 20)  # bytes of weights: blocks of which a few rounds come (of larger ones: slower)
@@ -28,6 +29,22 @@ NOBODY = 0xFFFFFFFF
 def chunk_for(form: BlockForm) -> int:
     """Bytes that a program copies at a time: of all blocks of that form, and for who reads them."""
     return WIDE_CHUNK_BYTES if 3 * form.hidden * form.width * _BITS[form.format] // 8 in _WIDE else CHUNK_BYTES
+
+
+@triton.jit
+def _multiprocessor():
+    return tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def give_way(running, reads):
+    """Before anything is read from pinned memory, if `reads`: until `fetch`, which the router has stopped, has ended on
+    this multiprocessor. Its last stores and words would wait behind those reads, and others wait for them.
+    """
+    if reads:
+        place = running + _multiprocessor()
+        while tl.atomic_add(place, 0, sem="relaxed") > 0:
+            pass
 
 
 @triton.jit
@@ -56,10 +73,12 @@ def _copy_share(
 
 @triton.jit
 def _fetch(
-    tags, ring, pinned, looked, stamp, progress, arrived, mail,
+    tags, ring, pinned, looked, stamp, progress, arrived, mail, running,
     SIZE: tl.constexpr, ROUNDS: tl.constexpr, N: tl.constexpr, PROGRAMS: tl.constexpr, CHUNK: tl.constexpr,
-    WHOLE: tl.constexpr, NOBODY: tl.constexpr, LATER: tl.constexpr,
+    WHOLE: tl.constexpr, NOBODY: tl.constexpr, LATER: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
+    if NATIVE:
+        tl.atomic_add(running + _multiprocessor(), 1, sem="relaxed")
     now = tl.load(stamp) + LATER
     for number in range(N):
         tag = tl.load(tags + number)
@@ -70,6 +89,8 @@ def _fetch(
                 source, place, progress + number * PROGRAMS, looked, now, SIZE, ROUNDS, PROGRAMS, CHUNK
             )  # fmt: skip
     tl.debug_barrier()
+    if NATIVE:
+        tl.atomic_add(running + _multiprocessor(), -1, sem="relaxed")
     if tl.atomic_add(arrived, 1, sem="acq_rel") % PROGRAMS == PROGRAMS - 1:  # the last one says how far all came
         for number in range(N):
             tag = tl.load(tags + number)
@@ -107,19 +128,20 @@ def stop(looked: Tensor, stamp: Tensor) -> None:
 
 def fetch(
     given: Fetched, *, ring: Tensor, stamp: Tensor, size_bytes: int, chunk_bytes: int, arrived: Tensor, mail: Tensor,
-    later: int = 0,
+    running: Tensor, later: int = 0,
 ) -> None:  # fmt: skip
     """Copies the tagged experts' blocks into their slots, in order, until the router has looked.
 
     `chunk_bytes`: `chunk_for` their form. `later`: the tags are for so many steps after this one.
 
-    ring: slots, as `Tickets` has them. arrived [1] int64 belongs to this layer. mail [N] in pinned memory comes when
-    nobody writes any more: per guess stamp << 32 | share that moved (of WHOLE) << 16 | expert, or stamp << 32 | NOBODY.
+    ring: slots, as `Tickets` has them. arrived [1] int64 belongs to this layer. running: see `Reads`.
+    mail [N] in pinned memory comes when nobody writes any more: per guess stamp << 32 | share that moved (of WHOLE) <<
+    16 | expert, or stamp << 32 | NOBODY.
     """
     assert size_bytes % 16 == 0, f"a block of {size_bytes} bytes"
     _fetch[(PROGRAMS,)](
-        given.tags, ring, given.pinned, given.looked, stamp, given.progress, arrived, mail,
+        given.tags, ring, given.pinned, given.looked, stamp, given.progress, arrived, mail, running,
         SIZE=size_bytes, ROUNDS=-(-size_bytes // (PROGRAMS * chunk_bytes)), N=GUESSES, PROGRAMS=PROGRAMS,
         CHUNK=chunk_bytes,
-        WHOLE=WHOLE, NOBODY=NOBODY, LATER=later, num_warps=WARPS,
+        WHOLE=WHOLE, NOBODY=NOBODY, LATER=later, NATIVE=stamp.is_cuda, num_warps=WARPS,
     )  # fmt: skip

@@ -42,7 +42,7 @@ class ReadThrough:
         self._source, self._landing, self._fetching = source, landing, fetching
         padded = top_k + top_k % 2  # both are aligned to 16 bytes
         words = torch.zeros(2, padded, dtype=torch.int64, device=device)
-        sent = (None, None) if fetching is None else (fetching.since, fetching.stamp)
+        sent = (None, None, None) if fetching is None else (fetching.since, fetching.stamp, fetching.running)
         self._reads = Reads(words[0, :top_k], words[1, :top_k], *sent)  # of one layer after the other
 
     def tickets(self, layer: int, order: int) -> Tickets:

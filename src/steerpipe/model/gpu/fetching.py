@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from steerpipe.core.blocks import GUESSES, BlockForm, DirectReads, GuessLanding, Near
-from steerpipe.kernels.fetch import PROGRAMS, Fetched, chunk_for, fetch, stop
+from steerpipe.kernels.fetch import MULTIPROCESSORS, PROGRAMS, Fetched, chunk_for, fetch, stop
 from steerpipe.kernels.foretell import Sending
 from steerpipe.kernels.router import Guessed
 from steerpipe.model.gpu.mailbox import Mailbox, likely
@@ -42,6 +42,7 @@ class Fetching:
         words = torch.zeros(4 + NAMED, dtype=torch.int64, device=device)
         self._sighted, self._seen, self._entries = words[:1], words[2 : 2 + GUESSES], words[4 : 4 + NAMED]
         self.since = torch.zeros(top_k, dtype=torch.int64, device=device)
+        self.running = torch.zeros(MULTIPROCESSORS, dtype=torch.int32, device=device)
         self._progress = torch.zeros(count, GUESSES, PROGRAMS, dtype=torch.int64, device=device)
         self._looked = torch.zeros(count, 2, dtype=torch.int64, device=device)  # one is used: aligned to 16 bytes
         self._arrived = torch.zeros(count, 2, dtype=torch.int64, device=device)
@@ -102,7 +103,7 @@ class Fetching:
         fetch(
             self._words(target), ring=self.slots.ring, stamp=self.stamp, arrived=self._arrived[order],
             size_bytes=self.slots.block_bytes(self._layers[target]), chunk_bytes=self._chunks[target],
-            mail=self.mail.words[order], later=later,
+            mail=self.mail.words[order], running=self.running, later=later,
         )  # fmt: skip
 
     def _after(self, order: int) -> tuple[int, int]:
