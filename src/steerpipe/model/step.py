@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -14,19 +15,38 @@ from steerpipe.model.kv_cache import KvSequence
 PROMPT_TAIL = 4  # tokens; 4 of top-4 touch about a quarter of 60 experts, what a tight budget holds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepRows:
-    """The rows of one forward pass and where they stand. KV room for them has been appended already."""
+    """The rows of one forward pass and where they stand. KV room for them has been appended already.
 
-    tokens: Tensor  # [R] int64; 0 in padding
-    positions: Tensor  # [R] int64; 0 in padding
-    valid: Tensor  # [V] int64: which rows are real
+    Tensors are made when they are asked for: a captured step has no use for them, and the device waits meanwhile.
+    """
+
+    device: torch.device  # of the tensors
+    ids: Sequence[int]  # [R] tokens; 0 in padding
+    at: Sequence[int]  # [R] positions; in decode 0 in padding
+    real: range  # [V]: which rows are real
     sequences: tuple[SequenceId, ...]  # of each valid row
     units: tuple[AttentionUnit, ...]
     cell: int  # 16, or 1 for one-row decode
     highest: int  # largest position
     keep_rows: int  # so many of the last valid rows say which experts the tokens to come may need
     decode: bool  # one token of each sequence, or a stretch of one prompt
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        """[R] int64."""
+        return torch.tensor(self.ids, device=self.device)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """[R] int64."""
+        return torch.tensor(self.at, device=self.device)
+
+    @cached_property
+    def valid(self) -> Tensor:
+        """[V] int64: which rows are real."""
+        return torch.arange(self.real.start, self.real.stop, device=self.device)
 
 
 def prefill_rows(
@@ -41,16 +61,15 @@ def prefill_rows(
     base = start - start % CELL
     rows = padded(start + len(tokens)) - base
     lead = start - base
-    laid = torch.zeros(rows, dtype=torch.int64)
-    laid[lead : lead + len(tokens)] = torch.tensor(tokens)
     units = tuple(
         AttentionUnit(kv, row, CELL, base + row, (max(lead - row, 0), min(lead + len(tokens) - row, CELL)))
         for row in range(0, rows, CELL)
     )
     return StepRows(
-        tokens=laid.to(device),
-        positions=torch.arange(base, base + rows, device=device),
-        valid=torch.arange(lead, lead + len(tokens), device=device),
+        device=device,
+        ids=[*([0] * lead), *tokens, *([0] * (rows - lead - len(tokens)))],
+        at=range(base, base + rows),
+        real=range(lead, lead + len(tokens)),
         sequences=(sequence,) * len(tokens),
         units=units,
         cell=CELL,
@@ -83,12 +102,11 @@ def decode_rows(
         raise
     at = [kv.length - 1 for kv in kvs]
     padding = [0] * (rows - count)
-    laid = torch.tensor([*tokens, *padding, *at, *padding, *range(count)], device=device)  # one: a step waits for it
-    laid_tokens, positions, valid = laid.split((rows, rows, count))
     return StepRows(
-        tokens=laid_tokens,
-        positions=positions,
-        valid=valid,
+        device=device,
+        ids=[*tokens, *padding],
+        at=[*at, *padding],
+        real=range(count),
         sequences=tuple(sequences),
         units=tuple(AttentionUnit(kv, row, 1, at[row], (0, 1)) for row, kv in enumerate(kvs)),
         cell=cell,

@@ -77,7 +77,7 @@ class RecordingDecoder:
             self._note_step()
         else:
             name = "decode" if rows.decode else "prompt"
-            self._timeline.span(COMPUTE, f"{name}: {len(rows.valid)} rows", began, ended)
+            self._timeline.span(COMPUTE, f"{name}: {len(rows.real)} rows", began, ended)
         for lane, name, begin, end in self._copies.take():
             self._timeline.span(lane, name, began + begin, began + end)
         return logits

@@ -98,13 +98,15 @@ class GpuDecoder:
         logits: list[Tensor] = []
         routing: list[_Routing] = []
         first = 0  # valid rows of earlier passes
-        assert len(rows.tokens) == rows.cell or list(wanted) == sorted(wanted), "wanted rows come in order"
+        assert len(rows.ids) == rows.cell or list(wanted) == sorted(wanted), "wanted rows come in order"
         for part in passes(rows):
             own = [index - first for index in wanted if first <= index < first + len(part.valid)]
             sequences = rows.sequences[first : first + len(part.valid)]
-            watch = watched(
-                self.misses, self.tap, experts, part, sequences, self.device, decode=rows.decode
-            )  # fmt: skip
+            watch = None
+            if self.misses is not None or self.tap is not None:
+                watch = watched(
+                    self.misses, self.tap, experts, part, sequences, self.device, decode=rows.decode
+                )  # fmt: skip
             found, chosen = self._compute(part, experts, own, sink is not None, watch)
             logits.append(found)
             routing.extend(chosen)
@@ -189,7 +191,7 @@ class GpuDecoder:
         return picked.rows
 
     def _publish(self, rows: StepRows, routing: Sequence[_Routing], sink: RoutingSink) -> None:
-        positions = rows.positions[rows.valid].cpu().numpy()
+        positions = np.array(rows.at)[rows.real.start : rows.real.stop]
         for order, layer in enumerate(self.spec.moe_layers):
             sink.observe(
                 RoutingRecord(

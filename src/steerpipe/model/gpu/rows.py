@@ -59,12 +59,11 @@ def room_for(keys: int) -> int:
 def passes(rows: StepRows) -> Iterator[Pass]:
     """A prompt chunk is one pass; decode takes its cells one after the other."""
     if rows.cell == 1:  # between two tokens the device waits for this
-        unit = rows.units[0]
-        yield Pass(rows.tokens.cpu().numpy(), np.array([unit.position]), _FIRST_ROW, (unit.kv,), None, 1)
+        yield Pass(np.array(rows.ids), np.array(rows.at), _FIRST_ROW, (rows.units[0].kv,), None, 1)
         return
-    tokens, valid = rows.tokens.cpu().numpy(), rows.valid.cpu().numpy()
+    tokens, valid = np.array(rows.ids), np.array(rows.real)
     positions = np.full_like(tokens, -1)
-    positions[valid] = rows.positions.cpu().numpy()[valid]
+    positions[valid] = np.array(rows.at)[valid]
     if rows.units[0].rows == rows.cell == CELL:
         yield Pass(tokens, positions, valid, (rows.units[0].kv,), rows.units[0].position, rows.keep_rows)
         return
