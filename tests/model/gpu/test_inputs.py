@@ -34,11 +34,11 @@ def test_what_was_written_is_there_when_its_copy_has_run() -> None:
     kv.free()
 
 
-@pytest.mark.parametrize("rows", [1, 5])
-@pytest.mark.parametrize("places", [[], [0], [0, 1, 2], [1, 2, 3], [2, 1, 3], [3, 1, 4], [4, 0]])
+@pytest.mark.parametrize(
+    ("rows", "places"),
+    [(1, []), (1, [0]), (5, []), (5, [0]), (5, [1, 2, 3]), (5, [2, 1, 3]), (5, [3, 1, 4, 0]), (5, [4, 0])],
+)
 def test_picked_rows_are_those_of_what_came_later_and_a_copy(rows: int, places: list[int]) -> None:
-    if max(places, default=0) >= rows:
-        pytest.skip("no such row")
     x = torch.zeros(rows, 3)
     picked = Picked(x, np.array(places, dtype=np.int64))
     x.copy_(torch.arange(3 * rows).view(rows, 3))
