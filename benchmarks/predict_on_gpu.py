@@ -155,9 +155,8 @@ class Bench:
         moved = (found["demand_mb"] + found["guess_mb"]) * 1e6
         mean = statistics.fmean(steps)
         if len(self.graphs) == len(steps):  # else a predictor apart has graphs of its own
-            found |= {
-                "graph_ms": statistics.fmean(self.graphs) * 1e3, "graphs_us": [round(each * 1e6) for each in self.graphs],
-            }  # fmt: skip
+            found["graph_ms"] = statistics.fmean(self.graphs) * 1e3
+            found["graphs_us"] = [round(each * 1e6) for each in self.graphs]  # type: ignore[assignment]
         return found | {
             "live_ms": mean * 1e3, "median_ms": statistics.median(steps) * 1e3,
             "steps_us": [round(each * 1e6) for each in steps],
