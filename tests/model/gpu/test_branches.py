@@ -12,6 +12,7 @@ from steerpipe.core.ids import SequenceId
 from steerpipe.kernels.fetch import NOBODY, WHOLE
 from steerpipe.model.gpu.branches import Branches
 from steerpipe.model.gpu.direct import Follower, ReadThrough
+from steerpipe.model.gpu.experts import Held
 from steerpipe.model.gpu.mailbox import LANDED, MISSED, SENT, Mailbox
 from steerpipe.model.gpu.predicted import PredictedStep, count
 from steerpipe.model.gpu.rows import passes
@@ -94,6 +95,22 @@ def test_no_bit_depends_on_who_speaks_in_which_step(form: str) -> None:
         assert source.landing.guesses.slots.taken > 4
         assert stepper.branches.of(head) is stepper.branches.of(head) is not stepper.branches.of(lookahead)
     kv.free()
+
+
+def test_the_host_serves_a_predictor_where_the_device_could_if_it_says_so() -> None:
+    loaded = model("int4")
+    lookahead, _ = sure(loaded)
+    with open_direct(loaded, 10) as source:
+        branches = Stepper(loaded, source).branches
+        served, direct = branches.of(replace(lookahead, served=True)), branches.of(lookahead)
+        assert served is not None and served.steer is not None and served.fetching is None
+        assert isinstance(served.run, Held) and not served.resting
+        assert direct is not None and direct.steer is None and direct.fetching is branches.fetching is not None
+        asked: list[Any] = []
+        source.expect, source.attend = asked.append, asked.append  # type: ignore[method-assign]
+        for each in (served, direct, served, None, direct):
+            branches.turn_to(each)
+        assert asked == [served.number, (), direct.number, served.number, (), direct.number]  # () gives guesses up
 
 
 def test_who_is_not_asked_lends_no_slots_and_is_not_nearer_to_a_rest() -> None:
