@@ -1,10 +1,11 @@
 """The law with predictors inside the graph: whatever they say, and whatever the link then moves, no bit changes."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -54,9 +55,10 @@ class Routes:
 
 def drive(
     loaded: Loaded, experts: object, routes: Routes | None, said: list[Tensor] | None,
-    turns: "Sequence[Forecaster | ApartForecaster | None]" = (),
+    turns: "Sequence[Forecaster | ApartForecaster | None]" = (), batches: Collection[int] = (),
 ) -> Tensor:  # fmt: skip
-    """A prompt and one row after the other: all logits, as bits. `turns`: who predicts in which step."""
+    """A prompt and one row after the other: all logits, as bits. `turns`: who predicts in which step; `batches`: behind
+    which a batch of others decodes."""
     use = replace(loaded, experts=experts)
     tokens = Random(3).choices(range(VOCAB), k=41 + STEPS)
     kv = loaded.pool.sequence()
@@ -66,6 +68,11 @@ def drive(
         if turns:
             loaded.decoder.forecaster = turns[step]
         logits.append(use.one_row(tokens[41 + step : 42 + step], kv, sink=routes))
+        if step in batches:
+            others = [loaded.pool.sequence() for _ in range(3)]
+            use.batch(others, tokens[step : step + 3])
+            for other in others:
+                other.free()
     kv.free()
     return torch.cat(logits).cpu().view(torch.int32)
 
@@ -188,8 +195,10 @@ def test_no_bit_depends_on_whether_the_host_or_the_device_sends_in_which_step(fo
         source._shelf.chunk_bytes = 2048
         for _ in range(2):
             with predicting(loaded, by_host):
-                assert torch.equal(drive(loaded, source, None, said, turns), bits)
+                assert torch.equal(drive(loaded, source, None, said, turns, batches=range(0, STEPS, 3)), bits)
             source.check_integrity()
+            graphs: Any = loaded.decoder
+            assert not graphs._captured[1]._branches.fetching.running.any()
         assert source.counters().misses
         assert source.landing is not None and source.landing.guesses is not None
         if kind == "perfect":

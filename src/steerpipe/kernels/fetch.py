@@ -39,12 +39,14 @@ def _multiprocessor():
 @triton.jit
 def give_way(running, reads):
     """Before anything is read from pinned memory, if `reads`: until `fetch`, which the router has stopped, has ended on
-    this multiprocessor. Its last stores and words would wait behind those reads, and others wait for them.
+    this multiprocessor, or for some 100 us. Its last stores and words would wait behind those reads, and others wait
+    for them. No bit depends on it.
     """
     if reads:
         place = running + _multiprocessor()
-        while tl.atomic_add(place, 0, sem="relaxed") > 0:
-            pass
+        looks = 0
+        while (tl.atomic_add(place, 0, sem="relaxed") > 0) & (looks < 128):
+            looks += 1
 
 
 @triton.jit
@@ -77,20 +79,22 @@ def _fetch(
     SIZE: tl.constexpr, ROUNDS: tl.constexpr, N: tl.constexpr, PROGRAMS: tl.constexpr, CHUNK: tl.constexpr,
     WHOLE: tl.constexpr, NOBODY: tl.constexpr, LATER: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
+    place = running
     if NATIVE:
-        tl.atomic_add(running + _multiprocessor(), 1, sem="relaxed")
+        place += _multiprocessor()  # once: who is preempted may go on elsewhere
+        tl.atomic_add(place, 1, sem="relaxed")
     now = tl.load(stamp) + LATER
     for number in range(N):
         tag = tl.load(tags + number)
         if (tag >> 32 == now) & (tl.atomic_add(looked, 0, sem="relaxed") < now):
-            place = tl.load(ring + ((tag >> 16) & 0xFFFF))
+            slot = tl.load(ring + ((tag >> 16) & 0xFFFF))
             source = tl.load(pinned + (tag & 0xFFFF)) & 0x7FFFFFFFFFFFFFFF
             _copy_share(
-                source, place, progress + number * PROGRAMS, looked, now, SIZE, ROUNDS, PROGRAMS, CHUNK
+                source, slot, progress + number * PROGRAMS, looked, now, SIZE, ROUNDS, PROGRAMS, CHUNK
             )  # fmt: skip
     tl.debug_barrier()
     if NATIVE:
-        tl.atomic_add(running + _multiprocessor(), -1, sem="relaxed")
+        tl.atomic_add(place, -1, sem="relaxed")
     if tl.atomic_add(arrived, 1, sem="acq_rel") % PROGRAMS == PROGRAMS - 1:  # the last one says how far all came
         for number in range(N):
             tag = tl.load(tags + number)

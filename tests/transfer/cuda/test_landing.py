@@ -248,6 +248,24 @@ def entry(source: CudaSource, number: int) -> int:
     return int(source.table(expert.layer)[expert.expert])
 
 
+def test_what_the_host_sent_for_a_step_that_runs_by_itself_is_neither_right_nor_wrong() -> None:
+    machine = Machine(0, 14)
+    with machine.source as source:
+        machine.serve([[0], [0], [0]])
+        source.expect([(NAMES[0], 4)])
+        source.pump()
+        machine.streams.drain()
+        throttle = source._shelf.throttle
+        machine.step([[0], [0], [0]])
+        machine.serve([[0], [0], [0]])
+        assert throttle._sent == 0
+        source.expect([(NAMES[1], 4)])
+        source.pump()
+        machine.serve([[0], [0], [0]])
+        assert throttle._sent == 1  # wrong
+        machine.check()
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_nobody_lends_slots_to_a_served_step_and_the_next_direct_one_finds_some(seed: int) -> None:
     machine, random = Machine(seed, 14), Random(seed)

@@ -2,21 +2,23 @@
 
 import ctypes
 import itertools
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from steerpipe.core.blocks import DirectReads, SentBlock
 from steerpipe.transfer.cuda.lent import RING
-from steerpipe.transfer.cuda.sending import MOST_SENT, GuessSlots, guesses_of
+from steerpipe.transfer.cuda.sending import MOST_SENT, NOBODY, GuessSlots, guesses_of
 from steerpipe.transfer.cuda.source import CudaSource
+from steerpipe.transfer.queue import Reason
 from steerpipe.transfer.throttle import ENOUGH_SENT, MOST_SILENT
 from tests.transfer.cuda.blocks import CPU, EXPERTS, NAMES, backing, contents, made_up
-from tests.transfer.cuda.streams import COMPUTE, COPY, Operation, Streams, word
+from tests.transfer.cuda.streams import COMPUTE, COPY, Kernel, Operation, Streams, word
 
 ALL = range(EXPERTS)
 COUNT = 3 * EXPERTS
@@ -219,6 +221,26 @@ class Machine:
         if named is not None:  # the graph joins its branches
             self.streams.until(lambda: not self.streams._queues[TAP] and not self.streams._queues[FETCH])
 
+    def serve(self, routed: Sequence[Sequence[int]], guess: Callable[[], None]) -> None:
+        """One graph whose layers the host serves, of steps that count stamps of their own. `guess`: the host, now and
+        then."""
+        posted: list[int] = []
+        self.guesses.tags.fill_(0)  # as taps would leave them
+        self.source.begin()
+        if (self.guesses.tags == NOBODY).all():
+            self.first = Layer(self, 0)
+        guess()
+        for layer, chosen in zip(NAMES, routed, strict=True):
+            base = self.source._shelf.base[layer]
+            truth = {index: self.blocks[base + index] for index in ALL}
+            self.streams.launch(lambda layer=layer: not posted.append(layer))  # type: ignore[misc,func-returns-value]
+            self.streams.launch(Kernel(self.streams, self.source.table(layer), chosen, truth, waits=True))
+        guess()
+        for layer, chosen in zip(NAMES, routed, strict=True):
+            self.streams.until(lambda layer=layer: layer in posted)  # type: ignore[misc]
+            self.source.serve(layer, chosen, meanwhile=guess)
+            self.streams.some()
+
     def _queue(self, routed: Sequence[Sequence[int]], named: Sequence[Sequence[int]] | None) -> None:
         first = self.first if named is not None else Layer(self, 0)
         self.layers = [first, *(Layer(self, order) for order in range(1, len(NAMES)))]
@@ -290,6 +312,34 @@ def test_kernels_find_what_was_packed_whatever_is_guessed(
     with machine.source:
         for routed, named in steps:
             machine.step(routed, named)
+        machine.check()
+
+
+@settings(max_examples=100)
+@given(seed=st.integers(0, 10_000), slots=st.integers(8, COUNT - 1), policy=st.sampled_from(["lru", "lfru"]))
+@example(seed=295, slots=12, policy="lru")  # these did not wait for kernels of the step before
+@example(seed=994, slots=10, policy="lru")
+def test_kernels_find_what_was_packed_where_the_host_serves_some_steps(seed: int, slots: int, policy: str) -> None:
+    random, machine = Random(seed), Machine(seed, slots, policy)
+    pool = [random.sample(ALL, random.choice((3, 4, 5))) for _ in NAMES]
+    count = random.choice((1, 2, 2, 3))
+    with machine.source as source:
+
+        def guess() -> None:
+            if random.random() < 0.3:
+                chosen = [source.experts[each] for each in random.sample(range(COUNT), 3)]
+                source.prefetch(chosen, Reason.PREFETCH, math.inf)
+            elif random.random() < 0.4:
+                source.expect([(random.choice(NAMES), random.choice(ALL)) for _ in range(3)])
+                source.pump()
+
+        for _ in range(random.randint(3, 14)):
+            routed, named = [random.sample(each, count) for each in pool], [random.sample(each, 2) for each in pool]
+            if random.random() < 0.4 and source.serves(4):
+                machine.serve(routed, guess)
+            else:
+                machine.step(routed, named if random.random() < 0.8 else None)
+            guess()
         machine.check()
 
 

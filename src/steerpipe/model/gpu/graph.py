@@ -77,6 +77,7 @@ class StepGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[_Kind, _Captured] = {}
         self._stamp = 0
+        self._begins = False  # the last step was queued, and perhaps has not begun
         self._run: ExpertRun = Direct(source)
         self._follower: Follower | None = None
         if rows == 1 and source.landing is not None:
@@ -97,6 +98,7 @@ class StepGraphs:
         `said` [L, h, n] int32: what the taps say instead of their own (kernels/foretell.py). `reuse`: a branch of it.
         `predictor`: who predicts in a step of one row; it may be another one in every step.
         """
+        self._await_begun()
         branch = self._enter(predictor)
         speaks = None if branch is None or branch.resting else branch
         kind = _Kind(room_for(rows.keys), forced is not None, speaks, reuse)
@@ -114,8 +116,7 @@ class StepGraphs:
             picked.queue()  # now: who has followed the last layer is late already
 
         if self._source.resident:
-            queue()
-            self._inputs.read_later()
+            self._replay_resident(queue)
         elif self._follower is not None and (speaks is None or speaks.fetching is not None):
             self._replay_followed(self._follower, queue, branch, rests=speaks is None)
         else:
@@ -144,6 +145,23 @@ class StepGraphs:
         branch = branches.of(predictor)
         branches.turn_to(branch)
         return branch
+
+    def _replay_resident(self, queue: Callable[[], None]) -> None:
+        """Nobody follows it: the host runs ahead of the device by one step."""
+        try:
+            queue()
+            self._begins = bool(self._layers)
+            if not self._begins:
+                self._inputs.read_later()
+        except BaseException:  # an interrupt: whether it was queued is not known
+            _wait()
+            raise
+
+    def _await_begun(self) -> None:
+        """A step that nobody followed has copied its integers when its first router has posted."""
+        if self._begins:
+            self._mailbox.wait(0, self._stamp, _finished)
+            self._begins = False
 
     def _replay_followed(
         self, follower: Follower, queue: Callable[[], None], branch: Branch | None, *, rests: bool

@@ -106,6 +106,10 @@ class Guesses(Room):
             self.throttle.settle(len(mine), sum(number in routed for number in mine))
             self._sent_ahead.difference_update(mine)
 
+    def lose_sight(self) -> None:
+        """A step begins whose layers nobody settles guesses for: what was sent is neither right nor wrong."""
+        self._sent_ahead.clear()
+
     def withdraw(self, numbers: Collection[int], reason: Reason) -> None:
         """Cuts what is under way for that reason or a lesser one. What is demanded by now goes on."""
         for number in numbers:

@@ -99,14 +99,24 @@ class SlotRing:
             self._ahead.drop(set())
         self._shelf.now += 1
         self._shelf.served = True
+        self._shelf.lose_sight()
         if self._slots.empty:
             self._slots.supply_anew(self._shelf.guessed)
         return self._slots.taken
 
     def pause(self) -> None:
-        """A served step begins: nobody takes slots in it, so none is lent."""
-        if self.guesses is not None:
-            self.guesses.rest(0)
+        """A served step begins, of one row or of many: nobody takes slots in it, so none is lent.
+
+        What came for the next step's first layer loses its slot, so its tags go, too: steps of many rows count stamps
+        of their own. Whoever is given the slots waits for kernels that are queued: one may be about to store what has
+        come twice, in a slot that is the next to be lent.
+        """
+        guesses = self.guesses is not None and self.guesses.pending
+        if guesses or not self._slots.empty:
+            copier = self._shelf.copier
+            copier.follow(copier.computed())
+        if guesses:
+            self.drop_guesses()
         if not self._slots.empty:
             self._slots.withdraw()
 

@@ -50,6 +50,11 @@ class GuessSlots:
     def resting(self) -> bool:
         return self._shelf.throttle.closed
 
+    @property
+    def pending(self) -> bool:
+        """Whether slots are lent, or something was sent for a step to come."""
+        return self._owed is not None or not self.slots.empty
+
     def rest(self, layers: int) -> None:
         self.settle_owed((), None)
         if not self.slots.empty:
