@@ -17,7 +17,7 @@ from tests.support.running import Recorder, load
 FP32 = 1e-4
 no_explanation = tuple(phase for phase in Phase if phase is not Phase.explain)  # it takes minutes here
 thorough = settings(max_examples=1500, suppress_health_check=list(HealthCheck), phases=no_explanation)
-quick = settings(thorough, max_examples=100, derandomize=True, database=None)
+quick = settings(thorough, max_examples=60, derandomize=True, database=None)
 lengths = st.integers(1, 100)
 seeds = st.integers(0, 2**32 - 1)
 

@@ -166,9 +166,10 @@ def test_drafts_of_two_people_take_turns(desk: Desk) -> None:
     assert done[3] == 64 and max(done[:3]) <= 32
 
 
-def test_a_thousand_abandoned_drafts_leave_nothing(desk: Desk) -> None:
+@pytest.mark.parametrize("count", [300, pytest.param(1000, marks=pytest.mark.slow)])
+def test_abandoned_drafts_leave_nothing(desk: Desk, count: int) -> None:
     with nothing_left(desk.pipe):
-        for number in range(1000):
+        for number in range(count):
             draft = desk.drafts.open(f"person {number % 7}", HISTORY[: number % 3], settings=GREEDY)
             desk.drafts.edit(draft, [paste(0, f"{number} {TEXT}", float(number))])
             if number % 100 == 0:

@@ -185,7 +185,7 @@ def test_a_timeline_lays_the_devices_clock_over_the_hosts() -> None:
         ("layer 0: attention and router", 1.0, 2.0), ("layer 0: experts", 2.0, 4.0),
     ]  # fmt: skip
     assert [(span.begin, span.end) for span in timeline.spans("stream 1: guesses")] == [(2.5, 3.5)]  # not an old one
-    prompt = SimpleNamespace(decode=False, valid=range(7))
+    prompt = SimpleNamespace(decode=False, real=range(7))
     decoder.forward(cast(Any, prompt), cast(Any, None), (0,))
     assert [(span.begin, span.end) for span in timeline.spans("stream 1: copies")] == [(0.5, 1.5), (4.5, 5.5)]
     assert timeline.spans("stream 0: compute")[-1] == Span("stream 0: compute", "prompt: 7 rows", 4.0, 74.0)

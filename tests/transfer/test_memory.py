@@ -99,7 +99,7 @@ with Pipeline(folder + "/large", **settings) as pipe:
 """
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_opening_a_model_never_takes_more_than_the_table_says(dtype: str, tmp_path: Path) -> None:
     """The largest weight has 51 MB as stored: held beside what it is cast to, it would show."""
     for name, vocab in (("small", 260), ("large", 50_000)):

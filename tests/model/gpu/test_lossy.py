@@ -299,6 +299,7 @@ def test_what_an_interrupt_left_half_done_is_mended_before_the_next_word(
         source.check_integrity()
 
 
+@pytest.mark.slow
 def test_a_batch_that_uses_most_of_a_layer_does_not_wait_either() -> None:
     source, copier = opened(16)
     with source:
