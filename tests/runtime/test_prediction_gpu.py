@@ -69,7 +69,7 @@ def test_where_the_host_sends_they_look_two_layers_ahead() -> None:
 
 
 def test_where_the_device_could_the_host_takes_turns_with_it() -> None:
-    heads, _ = speakers(Driver.EITHER)
+    heads, _ = speakers(Driver.HOST_INSTEAD)
     assert heads.name == "trained heads, 1 and 2 ahead, by the host" and heads.predictor.served
     assert heads.predictor.horizon == 2
 
@@ -78,9 +78,9 @@ def test_where_the_device_could_the_host_takes_turns_with_it() -> None:
         return drivers_of(source, nano()[0].spec)
 
     able, unable = SimpleNamespace(guesses=object()), SimpleNamespace(guesses=None)
-    assert drivers(able, serves=True) == [Driver.DEVICE, Driver.EITHER]
+    assert drivers(able, serves=True) == [Driver.DEVICE, Driver.HOST_INSTEAD]
     assert drivers(able, serves=False) == [Driver.DEVICE]
-    assert drivers(unable, serves=True) == [Driver.EITHER]
+    assert drivers(unable, serves=True) == [Driver.HOST_INSTEAD]
     assert drivers(None, serves=True) == [Driver.HOST]
     assert drivers(unable, serves=False) == drivers(None, serves=False) == []
 
@@ -168,11 +168,11 @@ def test_a_transformer_is_asked_where_the_host_serves_and_tells_its_microseconds
         (history(window=Window.TOKENS), [Driver.HOST], "--window layers"),
         (history(without=(3,)), [Driver.HOST], "--window layers"),
         (history(layers=23), [Driver.HOST], "without --target"),
-        (history(horizon=0), [Driver.EITHER], "--horizon 2"),
+        (history(horizon=0), [Driver.HOST_INSTEAD], "--horizon 2"),
     ],
 )
 def test_who_cannot_be_asked_does_not_speak_and_it_is_said_why(
     trained: Trajectory, drivers: list[Driver], why: str
 ) -> None:
     assert why in (why_silent(trained, 24, drivers) or "")
-    assert why_silent(history(), 24, [Driver.DEVICE, Driver.EITHER]) is None
+    assert why_silent(history(), 24, [Driver.DEVICE, Driver.HOST_INSTEAD]) is None

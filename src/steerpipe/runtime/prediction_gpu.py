@@ -93,7 +93,7 @@ class Driver(Enum):
 
     DEVICE = "device"  # by itself, one layer ahead
     HOST = "host"
-    EITHER = "either"  # the host, where the device could
+    HOST_INSTEAD = "host instead"  # where the device could
 
 
 def drivers_of(source: BlockSource, spec: ModelSpec) -> list[Driver]:
@@ -102,7 +102,7 @@ def drivers_of(source: BlockSource, spec: ModelSpec) -> list[Driver]:
     landing, serves = source.landing, source.serves(spec.moe(spec.moe_layers[0]).top_k)
     if landing is None:
         return [Driver.HOST] if serves else []
-    return [*([Driver.DEVICE] if landing.guesses is not None else []), *([Driver.EITHER] if serves else [])]
+    return [*([Driver.DEVICE] if landing.guesses is not None else []), *([Driver.HOST_INSTEAD] if serves else [])]
 
 
 def speaker_of(
@@ -118,7 +118,7 @@ def speaker_of(
     if not ways:
         return None
     ahead = " and ".join(str(horizon + 1) for horizon in range(len(ways)))
-    by = ", by the host" if driver is Driver.EITHER else ""
+    by = ", by the host" if driver is Driver.HOST_INSTEAD else ""
     return Speaker(f"{_plain_name(predictor)}, {ahead} ahead{by}", Forecaster(tuple(ways), served=bool(by)))
 
 
