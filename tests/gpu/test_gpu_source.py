@@ -252,8 +252,9 @@ def test_a_pack_with_faults_below(pinned: int) -> None:
         source.check_integrity()
 
 
+@pytest.mark.parametrize("together", [1, 2, 7, 200])
 @pytest.mark.parametrize("copied_words", [False, True], ids=["driver", "copied words"])
-def test_words_are_written_in_the_order_of_the_copies(copied_words: bool) -> None:
+def test_words_are_written_in_the_order_of_the_copies(copied_words: bool, together: int) -> None:
     copier = CudaCopier(torch.device("cuda"), copied_words=copied_words)
     assert (copier._words is not None) == copied_words, "this driver writes no words by itself"
     words = torch.zeros(9001, dtype=torch.int64, device="cuda")
@@ -262,8 +263,10 @@ def test_words_are_written_in_the_order_of_the_copies(copied_words: bool) -> Non
     arena.pin()
     torch.cuda.synchronize()
     copier.copy(arena.address, words.data_ptr(), words.nbytes)
-    for index in range(0, 9001, 2):
-        copier.write(words.data_ptr() + 8 * index, (1 << 40) + index)
+    written = [(words.data_ptr() + 8 * index, (1 << 40) + index) for index in range(0, 9001, 2)]
+    for first in range(0, len(written), together):
+        copier.write(written[first][0], 3)  # an older word does not come after a newer one
+        copier.write_many(written[first : first + together])
     copier.join(copier.copied())
     found = words.clone().cpu()
     truth = torch.arange(9001) + 5

@@ -253,3 +253,9 @@ class Guessing(Protocol):
     def pump(self) -> None:
         """Sends more of it, as far as the link is idle. Often, while a step runs; waits for nothing."""
         ...
+
+    def send_last(self) -> None:
+        """A step's last layer has been served, and all is expected that was said: sends what comes before the next
+        step asks for anything. Waits for nothing.
+        """
+        ...

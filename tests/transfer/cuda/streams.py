@@ -67,6 +67,10 @@ class Streams:
 
         self._queues[COPY].append(step)
 
+    def write_many(self, words: Sequence[tuple[int, int]]) -> None:
+        for address, value in words:
+            self.write(address, value)
+
     def copied(self) -> Mark:
         return self._mark(COPY)
 

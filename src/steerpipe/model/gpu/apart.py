@@ -138,6 +138,11 @@ class SteerApart(Steer):
         super().served(routed)
         self._routed = routed
 
+    @property
+    def waiting(self) -> bool:
+        """Nobody waits for an answer that is of a layer after the next."""
+        return False
+
     def poll(self) -> None:
         if self._routed is not None:
             self._ask(self._served - 1, self._routed)

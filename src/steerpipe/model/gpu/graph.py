@@ -26,6 +26,9 @@ from steerpipe.model.gpu.network import ExpertRun, Network
 from steerpipe.model.gpu.predicted import PredictedStep
 from steerpipe.model.gpu.reuse import ReuseBranch
 from steerpipe.model.gpu.rows import Pass, Picked, Step, room_for, routing_buffer
+from steerpipe.model.gpu.steer import Steer
+
+_LAST_POLLS = 48  # of 2 us and more: the last tap speaks some 55 us after its router
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +213,8 @@ class StepGraphs:
                 routed = self._mailbox.take(order, stamp, _finished, steer.poll)
                 steer.served(routed)
                 self._source.serve(layer, routed, meanwhile=steer.poll)
+        if steer is not None:
+            _end(steer)
 
     def _step(self, kind: _Kind) -> Step:
         stamp, tokens, positions, turns, blocks = self._inputs.views(kind.room)
@@ -254,6 +259,15 @@ class StepGraphs:
         if kind.branch is not None and kind.branch.fetching is not None:
             kind.branch.fetching.join()
         return logits
+
+
+def _end(steer: Steer) -> None:
+    """While the device computes its last experts and the logits, the host has time."""
+    for _ in range(_LAST_POLLS):
+        if not steer.waiting:
+            break
+        steer.poll()
+    steer.end()
 
 
 def _finished() -> bool:

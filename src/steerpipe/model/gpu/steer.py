@@ -41,6 +41,18 @@ class Steer:
         self._said.pop(self._served, None)
         self._served += 1
 
+    @property
+    def waiting(self) -> bool:
+        """Whether a tap of a layer that has come has not spoken yet."""
+        return self._next < self._served * self._horizon
+
+    def end(self) -> None:
+        """The last layer has been served: until the next step's first router nobody else asks for the link."""
+        if self._unsaid:
+            self._source.expect(self._expected())
+            self._unsaid = False
+        self._source.send_last()
+
     def poll(self) -> None:
         """Passes on what has been said since, and lets the source go on sending."""
         if self._listen() or (self._unsaid and self._source.idle):

@@ -10,7 +10,7 @@ Operations are done in the order in which they were queued. A mark is a point in
 
 import ctypes
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -39,6 +39,10 @@ class Copier(Protocol):
 
     def write(self, address: int, value: int) -> None:
         """One 64-bit word of device memory. Whoever sees it sees every copy that was queued before it."""
+        ...
+
+    def write_many(self, words: Sequence[tuple[int, int]]) -> None:
+        """(address, value) of each, one after the other as `write` has it, in one call where there is one."""
         ...
 
     def copied(self) -> Mark:
@@ -88,6 +92,10 @@ class HostCopier:
     def write(self, address: int, value: int) -> None:
         ctypes.c_int64.from_address(address).value = value
 
+    def write_many(self, words: Sequence[tuple[int, int]]) -> None:
+        for address, value in words:
+            self.write(address, value)
+
     def copied(self) -> Mark:
         self._marks += 1
         return Mark(self._marks, 1)
@@ -133,7 +141,8 @@ class PacedCopier:
         self._clock = clock
         self._sleep = sleep
         self._free_at = 0.0  # when the line has done all that was asked for
-        self.write, self.copied, self.computed = below.write, below.copied, below.computed
+        self.write, self.write_many = below.write, below.write_many
+        self.copied, self.computed = below.copied, below.computed
         self.join, self.follow, self.passed = below.join, below.follow, below.passed
         self.wait, self.drain, self.close = below.wait, below.drain, below.close
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from steerpipe.core.errors import CapacityError, TransferError
@@ -11,12 +12,15 @@ _OUT_OF_MEMORY = 2
 _NOT_LOCKED = (1, _OUT_OF_MEMORY, 304, 801)  # of a registration: also an invalid value, the system's or unsupported
 _NON_BLOCKING = 1  # a stream that does not wait for the default stream
 _PORTABLE, _DEVICE_MAP = 1, 2  # registered memory: for every context; kernels can read it
+_WRITE_64 = 5  # of CUstreamBatchMemOpParams, 48 bytes: this, an address, a value, no flags
+_OPERATION, _BATCH = 6, 64  # words of one, and how many go together
 _RESTART = "the GPU cannot be used any more in this process: start it again; if it stays, look at dmesg and nvidia-smi"
 
 _POINTER, _SIZE, _DEVICE, _FLAGS = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_uint
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemcpyHtoDAsync_v2": (_DEVICE, _POINTER, _SIZE, _POINTER),
     "cuStreamWriteValue64_v2": (_POINTER, _DEVICE, ctypes.c_uint64, _FLAGS),
+    "cuStreamBatchMemOp_v2": (_POINTER, _FLAGS, _POINTER, _FLAGS),
     "cuMemHostRegister_v2": (_POINTER, _SIZE, _FLAGS),
     "cuMemHostUnregister": (_POINTER,),
     "cuMemHostGetDevicePointer_v2": (ctypes.POINTER(_DEVICE), _POINTER, _FLAGS),
@@ -44,6 +48,7 @@ class Driver:
         quick = _load(ctypes.PyDLL)
         self.htod = quick.cuMemcpyHtoDAsync_v2
         self.write64 = getattr(quick, "cuStreamWriteValue64_v2", None)  # drivers before 11.7 have none
+        self.write_batch = getattr(quick, "cuStreamBatchMemOp_v2", None)  # nor this
         context = _POINTER()
         self.check(self._library.cuCtxGetCurrent(ctypes.byref(context)))
         assert context.value, "torch has to make its context current first"
@@ -109,6 +114,30 @@ class Driver:
         text = ctypes.c_char_p()
         getattr(self._library, name)(status, ctypes.byref(text))
         return text.value.decode() if text.value else f"status {status}"
+
+
+class WordBatch:
+    """Words that are written one after the other by one call. One thread at a time."""
+
+    def __init__(self, driver: Driver) -> None:
+        assert driver.write_batch is not None, "this driver writes words one by one"
+        self._driver, self._call = driver, driver.write_batch
+        memory = (ctypes.c_uint64 * (_BATCH * _OPERATION))()
+        self._address, self._view = ctypes.addressof(memory), memoryview(memory).cast("B").cast("Q")
+        for first in range(0, len(self._view), _OPERATION):
+            self._view[first] = _WRITE_64
+
+    def write(self, stream: int, words: Sequence[tuple[int, int]]) -> None:
+        """(address, value) of each; as `write64`, each with everything queued before it."""
+        view = self._view
+        for first in range(0, len(words), _BATCH):
+            some = words[first : first + _BATCH]
+            at = 1
+            for address, value in some:
+                view[at], view[at + 1] = address, value
+                at += _OPERATION
+            if status := self._call(stream, len(some), self._address, 0):
+                self._driver.check(status)
 
 
 @functools.cache

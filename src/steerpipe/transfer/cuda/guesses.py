@@ -21,6 +21,7 @@ from steerpipe.transfer.throttle import Throttle
 
 CHUNK_BYTES = 2304 << 10  # 43 us of a Gen5 link: with smaller ones the host was the limit
 WINDOW = 2  # chunks on the stream: one moves, one follows it without a pause
+MOST_LAST = 16  # chunks behind a step's last layer
 
 
 @dataclass(slots=True)
@@ -51,6 +52,11 @@ class Guesses(Room):
         self._read: dict[int, Guess] = {}  # sent for by the ring
         self._sent: deque[Mark] = deque()  # behind each chunk
         self._soonest = math.inf  # no deadline is sooner
+        self.holding = (
+            False  # until somebody says what is expected: a layer's misses move, and its tap has yet to speak
+        )
+        self._last_chunks = self.window  # see `send_last`
+        self._last: Mark | None = None  # behind them
 
     def guess(self, numbers: Iterable[int], reason: Reason, deadline: float) -> int:
         """Wants experts that are not there; how many are on their way or wait for a slot. Nothing is evicted now."""
@@ -73,6 +79,7 @@ class Guesses(Room):
         Demand takes no slot of an expected expert where it finds another. Nothing is sent while too few of the last
         guesses were used.
         """
+        self.holding = False
         if not self.throttle.allows():
             numbers = ()
         before, self.expected = self.expected, frozenset(numbers)
@@ -124,7 +131,46 @@ class Guesses(Room):
 
     def pump(self) -> bool:
         """Sends chunks, as far as the stream has nothing else to do; whether it sent any. Waits for nothing."""
-        return bool(self.moving or self._asked or self._read) and self._send_chunks()
+        return bool(self.moving or self._asked or self._read) and not self.holding and self._send_chunks()
+
+    def send_last(self) -> None:
+        """A step's last layer was served: nobody asks before the next one's first, so more is queued than between
+        layers, at once. How much has come by then is found out (`judge_last`). The next step waits until the victims
+        are out of the table, so they go first.
+        """
+        left, coming = self._last_chunks * self.chunk_bytes, []
+        for number in self._order:
+            if left <= 0:
+                break
+            if number in self.moving or (
+                number in self._asked
+                and self.places[number]
+                and not self._has_come(number)
+                and self._begin_guess(number)
+            ):
+                coming.append(number)
+                left -= self.size_of(number) - self.moving[number].moved_bytes
+        if self._clears:
+            self.cleared, self._clears = self.copier.copied(), False
+        budget = self._last_chunks * self.chunk_bytes
+        for number in coming:
+            rest = self.size_of(number) - self.moving[number].moved_bytes
+            self._move(number, budget)
+            budget -= rest
+        if coming:
+            mark = self.settle_marked() or self.copier.copied()
+            self._sent.append(mark)
+            self._last = mark if left <= 0 else None
+
+    def judge_last(self) -> None:
+        """The next step's first layer asks: has all come that was queued behind the last one? More next time, or less.
+
+        Less by two: a demand that waits costs more than a link that was idle for a chunk.
+        """
+        if self._last is not None:
+            more = 1 if self.copier.passed(self._last) else -2
+            self._last_chunks = max(self.window, min(self._last_chunks + more, MOST_LAST))
+            self._last = None
 
     def cut(self, number: int) -> None:
         """A LOADING guess that nobody waits for loses its slot; chunks that are queued end before others follow."""
@@ -142,6 +188,7 @@ class Guesses(Room):
         self._read.clear()
         self._sent.clear()
         self._sent_ahead.clear()
+        self._last, self.holding = None, False
         self.expected = frozenset()
         self.passed = 0
 

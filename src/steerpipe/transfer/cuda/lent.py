@@ -63,12 +63,13 @@ class LentSlots:
         wanted = self.most - (self._supplied - self.taken)
         if table.nominees < wanted and table.free_slots + len(table.lingering) < wanted:
             table.nominate(max(wanted, NOMINEES), shelf.now)
+        words = []
         for slot in shelf.lend(max(0, wanted), sparing, strict=strict):
             at = self._supplied % RING
             self._slots[at] = slot
             self._supplied += 1
-            shelf.copier.write(self._first + ENTRY_BYTES * at, shelf.memory.addresses[slot])
-        shelf.copier.write(self._tail, self._supplied)
+            words.append((self._first + ENTRY_BYTES * at, shelf.memory.addresses[slot]))
+        shelf.copier.write_many([*words, (self._tail, self._supplied)])
 
     def supply_anew(self, sparing: Collection[int], *, strict: bool = False) -> None:
         """Between two steps, when none is lent: `supply`, which the next step on the current stream waits for."""

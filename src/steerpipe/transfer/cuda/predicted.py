@@ -49,7 +49,8 @@ class Predicted(Observed):
     @property
     def idle(self) -> bool:
         """See `core.blocks.Guessing`."""
-        return not self._shelf.moving and not self._shelf.asked
+        shelf = self._shelf
+        return not (shelf.moving or shelf.asked or shelf.holding)
 
     @property
     def throttled(self) -> bool:
@@ -60,6 +61,10 @@ class Predicted(Observed):
         """See `core.blocks.Guessing`: while a step runs, which has opened the source."""
         if not self._shelf.pump():
             self._shelf.make_room()
+
+    def send_last(self) -> None:
+        """See `core.blocks.Guessing`."""
+        self._shelf.send_last()
 
     def cancel_prefetches(self, experts: Collection[ExpertId], reason: Reason = Reason.PREFETCH) -> None:
         """Cuts what is still on its way for that reason or a lesser one. What is demanded by now goes on."""

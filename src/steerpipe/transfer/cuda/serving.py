@@ -29,6 +29,8 @@ class Server:
         shelf.served = shelf.busy = True
         base, here = shelf.base[layer], shelf.here
         numbers = [base + index for index in routed]
+        if not base:
+            shelf.judge_last()
         missing = {number: None for number in numbers if not here[number]}
         kept = numbers if keep is None else [base + index for index in routed if index in keep]
         waiting = self._bring(missing, numbers, kept) if missing else None
@@ -38,6 +40,7 @@ class Server:
         self._before = numbers
         shelf.passed = base  # its router has posted: earlier layers have run
         shelf.settle_guesses(base, numbers)
+        shelf.holding = bool(missing) and meanwhile is not None
         if meanwhile is not None:
             meanwhile()
         tally.leases += 1

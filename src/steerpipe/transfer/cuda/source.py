@@ -188,9 +188,8 @@ class CudaSource(Predicted):
         self._enter()
         copier = self._shelf.copier
         self._shelf.step_begins()
-        if self._landing is not None:  # an entry that is late would let a layer pass before its newcomers are there
-            self._landing.pause()
-            copier.join(copier.copied())
+        if self._landing is not None and self._landing.pause():
+            copier.join(copier.copied())  # an entry that is late would let a layer pass before its newcomers are there
         self._shelf.busy = True  # until the last layer is served
 
     def serve(

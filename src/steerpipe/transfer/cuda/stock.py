@@ -129,10 +129,10 @@ class Stock:
 
     def settle(self) -> list[int]:
         """What was copied is READY, kernels may wait for its entries; its slots."""
-        write, entries, addresses = self.copier.write, self.memory.entries, self.memory.addresses
-        slots = self.table.slots_of(self._queued)
-        for number, slot in zip(self._queued, slots, strict=True):
-            write(entries[number], addresses[slot])
+        entries, addresses, slots = self.memory.entries, self.memory.addresses, self.table.slots_of(self._queued)
+        words = [(entries[number], addresses[slot]) for number, slot in zip(self._queued, slots, strict=True)]
+        self.copier.write_many(words)
+        for number in self._queued:
             self.here[number] = 1
         self.table.finish_many(self._queued)
         self._queued.clear()
@@ -187,8 +187,9 @@ class Stock:
             self.readers[slot] = self.arrivals[slot] = None
         for number in self._evicted:
             self.here[number] = 0  # before its entry: who releases kernels knows then that they may wait for it
-            self.copier.write(self.memory.entries[number], self.memory.absent[number])
             self.guessed.pop(number, None)
+        entries, absent = self.memory.entries, self.memory.absent
+        self.copier.write_many([(entries[number], absent[number]) for number in self._evicted])
         self.tally.evictions += len(self._evicted)
         self._given.clear()
         self._evicted.clear()
