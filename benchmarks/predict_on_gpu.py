@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("--skip-no-cache", action="store_true", help="leaves the seeds' own comparison out")
     parser.add_argument("--warmup", type=int, default=48)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--chunks", default="2304x2", help="KiB of a guess at once x how many on the stream")
+    parser.add_argument("--chunks", default="4608x1", help="KiB of a guess at once x how many on the stream")
     parser.add_argument("--json", type=Path, required=True)
     given = parser.parse_args()
     form = parse_expert_format(given.format)

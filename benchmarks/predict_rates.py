@@ -16,6 +16,7 @@ import torch
 from benchmarks.predict_parts import Log, missing
 from benchmarks.predict_rows import Rates
 from benchmarks.predict_spans import (
+    COPY,
     Kernel,
     end_of_step,
     fetch_rate,
@@ -82,8 +83,10 @@ def profile_rates(bench: "Bench", log: Log, rates: Rates) -> Rates:
     log.add("profiled step", step)
     one = kernels(bench, 1, tapped=True)
     log.add("delay where one is missing", scale * _delay(one))
+    copied = kernels(bench, 1, tapped=False)
     return replace(
         rates,
+        tail=median_after(copied, COPY, "_combine") if any(each.name == COPY for each in copied) else None,
         end=scale * end_of_step(hits, bench.shape.layers),
         delay=scale * _delay(taps),
         experts=scale * median_after(hits, "_route", "_combine"),

@@ -51,8 +51,8 @@ class Rates:
     `tap`: what heads at every router add to a layer on the device that hits, `tap_more`: beyond that to one that misses
     one, two ...; `host`: to a step's host. Of a step, `end`: from
     its last layer to the end of its graph; `between`: of the host, until the next. `delay`: from a router until what
-    its tap says is sent for. `experts`: from a router to the end of its layer where that hits. None: as `Machine` has
-    it.
+    its tap says is sent for. `experts`: from a router to the end of its layer where that hits. `tail`: from the end of
+    a missing block's copy to the end of its layer. None: as `Machine` has it.
     """
 
     layer: float
@@ -67,6 +67,7 @@ class Rates:
     guess_bytes_per_second: float | None = None
     host: float = 0.0
     tap_more: tuple[float, ...] = ()
+    tail: float | None = None
 
 
 ROWS = (
@@ -172,11 +173,14 @@ def terms(
         yield "ends", machine
     if rates.experts is not None:
         # What a layer that misses takes beyond its blocks is the computing of the last expert: the link is idle then.
-        late = max(0.0, rates.experts + rates.ask - rates.beside)
-        each = min(late, rates.experts / recording.top_k)
+        experts, top_k = rates.experts, recording.top_k
+        if rates.tail is not None:  # what follows the last expert, wherever it came from, is the next layer's
+            experts -= max(0.0, min(experts, (rates.tail - experts / top_k) * top_k / (top_k - 1)))
+        late = max(0.0, experts + rates.ask - rates.beside)
+        each = min(late, experts / top_k)
         machine = replace(
-            machine, layer_seconds=machine.layer_seconds + rates.beside - rates.experts,
-            beside_seconds=rates.experts - recording.top_k * each, expert_seconds=each, ask_seconds=late - each,
+            machine, layer_seconds=machine.layer_seconds + rates.beside - experts,
+            beside_seconds=experts - top_k * each, expert_seconds=each, ask_seconds=late - each,
         )  # fmt: skip
         yield "experts", machine
     looking = replace(looking, tap_seconds=max(0.0, rates.tap), tap_more=tuple(rates.tap_more))

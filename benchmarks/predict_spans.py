@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -14,10 +15,12 @@ from torch.profiler import ProfilerActivity, profile
 from steerpipe.core.blocks import GUESSES
 from steerpipe.kernels.fetch import MULTIPROCESSORS, PROGRAMS, Fetched, fetch
 
+COPY, LEAST_BLOCK = "a block", 1 << 20  # bytes: less is a step's integers
+
 
 @dataclass(frozen=True)
 class Kernel:
-    """One that ran; seconds of the device's clock."""
+    """One that ran, or a block that was copied (COPY); seconds of the device's clock."""
 
     name: str
     begin: float
@@ -33,8 +36,14 @@ def kernels_of(run: Callable[[], object]) -> list[Kernel]:
         file = Path(folder) / "trace.json"
         found.export_chrome_trace(str(file))
         events = json.loads(file.read_text())["traceEvents"]
-    times = [(each["name"], each["ts"] / 1e6, each["dur"] / 1e6) for each in events if each.get("cat") == "kernel"]
+    kinds = [each for each in events if each.get("cat") in ("kernel", "gpu_memcpy")]
+    names = {"gpu_memcpy": lambda each: COPY if each["args"]["bytes"] >= LEAST_BLOCK else "words"}
+    times = [(names.get(each["cat"], _name)(each), each["ts"] / 1e6, each["dur"] / 1e6) for each in kinds]
     return sorted((Kernel(name, at, at + lasts) for name, at, lasts in times), key=lambda each: each.begin)
+
+
+def _name(event: dict[str, Any]) -> str:
+    return str(event["name"])
 
 
 def median_after(kernels: list[Kernel], first: str, then: str, *, begins: bool = False) -> float:

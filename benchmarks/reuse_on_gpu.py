@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--json", type=Path, required=True)
     given = parser.parse_args()
-    given.driver, given.chunk, given.window = "direct", 2304, 2
+    given.driver, given.chunk, given.window = "direct", 4608, 1
     form = parse_expert_format(given.format)
     assert form is not None, "a benchmark has no native format"
     shape = make_shape(given.shape, form, 1024)

@@ -25,11 +25,13 @@ from steerpipe.model.gpu.steer import Steer
 from steerpipe.store.formats import parse_expert_format
 from steerpipe.transfer.cuda.backing import LayerBlocks, ReadCounts
 from steerpipe.transfer.cuda.copier import HostCopier, Mark
+from steerpipe.transfer.cuda.guesses import CHUNK_BYTES, WINDOW
 from steerpipe.transfer.cuda.source import CudaSource
 from steerpipe.transfer.machine import slots_of_share
 
-LINK = 53e9  # bytes per second
-WORD, COPY, EVENT, SERVE, POLL = 3e-6, 4e-6, 4e-6, 20e-6, 3e-6  # seconds of the host
+LINK = 55.5e9  # bytes per second
+PAUSE, FIRST_WORD, NEXT_WORD = 2.3e-6, 1.5e-6, 0.6e-6  # seconds of it: for a copy, for words that go together
+WORDS, COPY, EVENT, SERVE, POLL = 3e-6, 4e-6, 4e-6, 9e-6, 3e-6  # seconds of the host
 TAP = 25e-6  # of the device, from a router to what its tap says
 HORIZON = 2
 
@@ -69,12 +71,16 @@ class Clock(HostCopier):
 
     def copy(self, source: int, into: int, size_bytes: int) -> None:
         self.now += COPY
-        self._free = max(self.now, self._free) + size_bytes / LINK
+        self._free = max(self.now, self._free) + PAUSE + size_bytes / LINK
 
     def write(self, address: int, value: int) -> None:
-        self.now += WORD
-        self._free = max(self.now, self._free) + 1e-6
-        self.landed[address] = self._free
+        self.write_many([(address, value)])
+
+    def write_many(self, words: Sequence[tuple[int, int]]) -> None:
+        if words:
+            self.now += WORDS
+            self._free = max(self.now, self._free) + FIRST_WORD + (len(words) - 1) * NEXT_WORD
+            self.landed.update((address, self._free) for address, _ in words)
 
     def copied(self) -> Mark:
         self.now += EVENT
@@ -125,7 +131,7 @@ def run(shape: Shape, file: ForecastFile, said: str, given: argparse.Namespace) 
             taps.begin(words[token])
         begin = clock.now
         routing = file.recording.routing[token].tolist()
-        spent = step(source, clock, taps, steer, routing, number + 1, layer_seconds)
+        spent = step(source, clock, taps, steer, routing, number + 1, layer_seconds, given.end_us / 1e6)
         if number >= given.again + given.warmup:
             seconds.append(clock.now - begin)
             served += spent
@@ -140,9 +146,12 @@ def run(shape: Shape, file: ForecastFile, said: str, given: argparse.Namespace) 
 
 def step(
     source: CudaSource, clock: Clock, taps: Taps, steer: Steer | None, routing: Sequence[Sequence[int]], stamp: int,
-    layer_seconds: float,
+    layer_seconds: float, end_seconds: float,
 ) -> list[float]:  # fmt: skip
-    """Seconds of CPU for each layer. A router posts `layer_seconds` after the last block of the layer before."""
+    """Seconds of CPU for each layer. A router posts `layer_seconds` after the last block of the layer before.
+
+    `end_seconds`: of the device and the host, from the last layer to the next step.
+    """
     spent, shelf = [], source._shelf  # noqa: SLF001
     source.begin()
     if steer is not None:
@@ -163,6 +172,12 @@ def step(
         spent.append(time.thread_time() - began)
         entries = [shelf.memory.entries[shelf.base[layer] + each] for each in routed]
         post = max(post, *(clock.landed.get(each, 0.0) for each in entries)) + layer_seconds
+    if steer is not None:
+        while steer.waiting:
+            clock.now += POLL
+            steer.poll()
+        steer.end()
+    clock.now = max(clock.now, post + end_seconds)
     return spent
 
 
@@ -173,8 +188,9 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.25)
     parser.add_argument("--said", default=",heads,perfect", help="whose forecasts, by commas; empty: nobody's")
     parser.add_argument("--layer-us", type=float, default=70.0, help="of a layer that hits")
-    parser.add_argument("--chunk", type=int, default=2304, help="KiB of a guess at once")
-    parser.add_argument("--window", type=int, default=2)
+    parser.add_argument("--end-us", type=float, default=300.0, help="of logits and the host, between two steps")
+    parser.add_argument("--chunk", type=int, default=CHUNK_BYTES >> 10, help="KiB of a guess at once")
+    parser.add_argument("--window", type=int, default=WINDOW)
     parser.add_argument("--warmup", type=int, default=48)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--again", type=int, default=0, help="so often token 0 comes before, as predict_on_gpu.py does")

@@ -42,6 +42,19 @@ def test_terms_add_nothing_to_misses_where_experts_take_no_less_than_goes_on_bes
     assert missing == pytest.approx([missing[0]] * 4)
 
 
+@pytest.mark.parametrize("tail", [3e-6, 5.5e-6, 12e-6, 22e-6, 40e-6])
+def test_what_follows_a_missing_block_is_taken_from_what_comes_before_it(tail: float) -> None:
+    rates = replace(RATES, beside=0.0, ask=15e-6)
+    without, told = (machines(each, driver="served")["experts"] for each in (rates, replace(rates, tail=tail)))
+    for keep in (Keep.ALL, Keep.CACHE):
+        spent = [replay(RECORDING, machine, keep=keep).tpot_mean_seconds for machine in (without, told)]
+        assert spent[0] == pytest.approx(spent[1]), "both are measured"
+    most = min(max(tail, 22e-6 / 4), 22e-6)  # an expert's own time at least, all experts' at most
+    moved = told.layer_seconds - without.layer_seconds
+    assert told.expert_seconds + moved == pytest.approx(most)
+    assert told.ask_seconds + told.expert_seconds + moved == pytest.approx(without.ask_seconds + without.expert_seconds)
+
+
 def test_the_direct_driver_lends_slots_and_stops_at_routers() -> None:
     plain, direct = machines()["rates"], machines()["driver"]
     assert direct.slots == plain.slots - 8

@@ -14,6 +14,7 @@ class Told:
     def __init__(self) -> None:
         self.expected: list[list[tuple[int, int]]] = []
         self.pumps = 0
+        self.lasts: list[int] = []  # how often something had been expected by then
         self.idle = self.throttled = False
 
     def expect(self, experts: list[tuple[int, int]]) -> None:
@@ -21,6 +22,9 @@ class Told:
 
     def pump(self) -> None:
         self.pumps += 1
+
+    def send_last(self) -> None:
+        self.lasts.append(len(self.expected))
 
 
 def steer(horizon: int) -> tuple[Steer, Told, Mailbox]:
@@ -104,3 +108,24 @@ def test_a_step_without_prediction_counts_as_a_question_per_layer() -> None:
     assert source.expected == [()] * len(LAYERS)
     source.throttled = True
     assert made.resting
+
+
+def test_a_step_waits_for_its_last_tap_and_ends_with_all_that_was_said() -> None:
+    made, source, words = steer(2)
+    for order in range(len(LAYERS)):
+        made.served([1])
+        assert made.waiting
+        say(words, 2 * order, {7: 0.9})
+        made.poll()
+        assert made.waiting, "it speaks of two layers"
+        say(words, 2 * order + 1, {5: 0.9})
+        made.poll()
+        assert not made.waiting
+    made.end()
+    assert source.expected[-1] == [(2, 7), (4, 5)] and source.lasts == [len(source.expected)]
+
+
+def test_a_step_of_which_nothing_new_was_said_sends_what_is_expected() -> None:
+    made, source, _ = steer(1)
+    made.end()
+    assert source.expected == [] and source.lasts == [0]

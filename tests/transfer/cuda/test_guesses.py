@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from steerpipe.core.ids import ExpertId
 from steerpipe.store.residency import Residency
 from steerpipe.transfer.cuda.copier import HostCopier, Mark
-from steerpipe.transfer.cuda.guesses import WINDOW
 from steerpipe.transfer.cuda.source import CudaSource
 from steerpipe.transfer.queue import Reason
 from tests.transfer.cuda import test_landing as landing
@@ -19,6 +18,7 @@ from tests.transfer.cuda import test_streams as streams
 from tests.transfer.cuda.blocks import CPU, EXPERTS, NAMES, PAGE, backing, contents, made_up
 
 COUNT = 3 * EXPERTS
+WINDOW = 2  # of the source `slow`
 numbers = st.lists(st.integers(0, COUNT - 1), max_size=8)
 reasons = st.sampled_from([Reason.PREFETCH, Reason.DRAFT])
 guesses = st.one_of(
@@ -26,6 +26,7 @@ guesses = st.one_of(
     st.tuples(st.just("cancel"), numbers, reasons),
     st.tuples(st.just("protect"), numbers),
     st.tuples(st.just("expect"), numbers),
+    st.tuples(st.just("last"), numbers),
 )
 
 
@@ -38,6 +39,9 @@ def tell(source: CudaSource, kind: str, what: Sequence[Any]) -> None:
     elif kind == "expect":
         source.expect(experts)
         source.pump()
+    elif kind == "last":
+        source.expect(experts)
+        source.send_last()
     else:
         source.protect(experts)
 
@@ -127,8 +131,9 @@ def slow() -> tuple[CudaSource, Slow]:
     layers, copier = made_up(), Slow()
     behind = backing(contents(layers), copier)
     return CudaSource(
-        layers, behind, slots=9, device=CPU, copier=copier, policy="lru", chunk_bytes=PAGE // 4, transient_limit=3
-    ), copier
+        layers, behind, slots=9, device=CPU, copier=copier, policy="lru", chunk_bytes=PAGE // 4, window=WINDOW,
+        transient_limit=3,
+    ), copier  # fmt: skip
 
 
 def serve(source: CudaSource, *routed: Sequence[int]) -> None:

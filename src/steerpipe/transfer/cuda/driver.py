@@ -13,6 +13,7 @@ _NOT_LOCKED = (1, _OUT_OF_MEMORY, 304, 801)  # of a registration: also an invali
 _NON_BLOCKING = 1  # a stream that does not wait for the default stream
 _PORTABLE, _DEVICE_MAP = 1, 2  # registered memory: for every context; kernels can read it
 _WRITE_64 = 5  # of CUstreamBatchMemOpParams, 48 bytes: this, an address, a value, no flags
+_WORD = (1 << 64) - 1
 _OPERATION, _BATCH = 6, 64  # words of one, and how many go together
 _RESTART = "the GPU cannot be used any more in this process: start it again; if it stays, look at dmesg and nvidia-smi"
 
@@ -134,7 +135,7 @@ class WordBatch:
             some = words[first : first + _BATCH]
             at = 1
             for address, value in some:
-                view[at], view[at + 1] = address, value
+                view[at], view[at + 1] = address, value & _WORD  # a value may be negative
                 at += _OPERATION
             if status := self._call(stream, len(some), self._address, 0):
                 self._driver.check(status)

@@ -19,9 +19,9 @@ from steerpipe.transfer.cuda.room import Room
 from steerpipe.transfer.queue import Reason
 from steerpipe.transfer.throttle import Throttle
 
-CHUNK_BYTES = 2304 << 10  # 43 us of a Gen5 link: with smaller ones the host was the limit
-WINDOW = 2  # chunks on the stream: one moves, one follows it without a pause
-MOST_LAST = 16  # chunks behind a step's last layer
+CHUNK_BYTES = 4608 << 10  # 85 us of a Gen5 link, which pauses for 2.3 at the end of each
+WINDOW = 1  # chunks on the stream
+MOST_LAST = 8  # chunks behind a step's last layer
 
 
 @dataclass(slots=True)
@@ -52,10 +52,7 @@ class Guesses(Room):
         self._read: dict[int, Guess] = {}  # sent for by the ring
         self._sent: deque[Mark] = deque()  # behind each chunk
         self._soonest = math.inf  # no deadline is sooner
-        self.holding = (
-            False  # until somebody says what is expected: a layer's misses move, and its tap has yet to speak
-        )
-        self._last_chunks = self.window  # see `send_last`
+        self._last_bytes = 0  # see `send_last`: a chunk at least
         self._last: Mark | None = None  # behind them
 
     def guess(self, numbers: Iterable[int], reason: Reason, deadline: float) -> int:
@@ -79,7 +76,6 @@ class Guesses(Room):
         Demand takes no slot of an expected expert where it finds another. Nothing is sent while too few of the last
         guesses were used.
         """
-        self.holding = False
         if not self.throttle.allows():
             numbers = ()
         before, self.expected = self.expected, frozenset(numbers)
@@ -131,45 +127,39 @@ class Guesses(Room):
 
     def pump(self) -> bool:
         """Sends chunks, as far as the stream has nothing else to do; whether it sent any. Waits for nothing."""
-        return bool(self.moving or self._asked or self._read) and not self.holding and self._send_chunks()
+        return bool(self.moving or self._asked or self._read) and self._send_chunks()
 
     def send_last(self) -> None:
         """A step's last layer was served: nobody asks before the next one's first, so more is queued than between
-        layers, at once. How much has come by then is found out (`judge_last`). The next step waits until the victims
-        are out of the table, so they go first.
+        layers, at once. How much comes by then is found out (`judge_last`).
+
+        Victims go first: the next step waits until they are out of the table, and not for the blocks.
         """
-        left, coming = self._last_chunks * self.chunk_bytes, []
+        self._last_bytes = max(self._last_bytes, self.chunk_bytes)
+        left, coming = self._last_bytes, dict[int, int]()  # who → bytes
         for number in self._order:
             if left <= 0:
                 break
-            if number in self.moving or (
-                number in self._asked
-                and self.places[number]
-                and not self._has_come(number)
-                and self._begin_guess(number)
-            ):
-                coming.append(number)
-                left -= self.size_of(number) - self.moving[number].moved_bytes
+            if number in self.moving or self._may_begin(number):
+                coming[number] = min(left, self.size_of(number) - self.moving[number].moved_bytes)
+                left -= coming[number]
         if self._clears:
             self.cleared, self._clears = self.copier.copied(), False
-        budget = self._last_chunks * self.chunk_bytes
-        for number in coming:
-            rest = self.size_of(number) - self.moving[number].moved_bytes
-            self._move(number, budget)
-            budget -= rest
+        for number, size_bytes in coming.items():
+            self._move(number, size_bytes)
         if coming:
             mark = self.settle_marked() or self.copier.copied()
             self._sent.append(mark)
-            self._last = mark if left <= 0 else None
+            self._last = None if left else mark
 
     def judge_last(self) -> None:
         """The next step's first layer asks: has all come that was queued behind the last one? More next time, or less.
 
-        Less by two: a demand that waits costs more than a link that was idle for a chunk.
+        Twice as much less: a demand that waits costs more than a link that is idle.
         """
         if self._last is not None:
-            more = 1 if self.copier.passed(self._last) else -2
-            self._last_chunks = max(self.window, min(self._last_chunks + more, MOST_LAST))
+            more = self.chunk_bytes // 4 if self.copier.passed(self._last) else -self.chunk_bytes // 2
+            self._last_bytes = max(self.chunk_bytes, min(self._last_bytes + more, MOST_LAST * self.chunk_bytes))
             self._last = None
 
     def cut(self, number: int) -> None:
@@ -188,7 +178,7 @@ class Guesses(Room):
         self._read.clear()
         self._sent.clear()
         self._sent_ahead.clear()
-        self._last, self.holding = None, False
+        self._last = None
         self.expected = frozenset()
         self.passed = 0
 
@@ -246,6 +236,11 @@ class Guesses(Room):
             return None
         first = min(asked, key=lambda each: self._asked[each].reason)
         return first if self._begin_guess(first) else None
+
+    def _may_begin(self, number: int) -> bool:
+        """Whether it was asked for, lies in pinned memory, and has a slot now."""
+        pinned = number in self._asked and bool(self.places[number])
+        return pinned and not self._has_come(number) and self._begin_guess(number)
 
     def _has_come(self, number: int) -> bool:
         """Whether somebody else has brought it: then it is not asked for any more."""

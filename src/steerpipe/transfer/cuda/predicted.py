@@ -49,8 +49,7 @@ class Predicted(Observed):
     @property
     def idle(self) -> bool:
         """See `core.blocks.Guessing`."""
-        shelf = self._shelf
-        return not (shelf.moving or shelf.asked or shelf.holding)
+        return not self._shelf.moving and not self._shelf.asked
 
     @property
     def throttled(self) -> bool:

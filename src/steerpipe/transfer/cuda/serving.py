@@ -40,7 +40,6 @@ class Server:
         self._before = numbers
         shelf.passed = base  # its router has posted: earlier layers have run
         shelf.settle_guesses(base, numbers)
-        shelf.holding = bool(missing) and meanwhile is not None
         if meanwhile is not None:
             meanwhile()
         tally.leases += 1

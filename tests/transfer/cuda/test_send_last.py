@@ -1,0 +1,124 @@
+"""What is sent behind a step's last layer: as much as comes before the next one asks, and nobody waits for it."""
+
+from steerpipe.core.ids import ExpertId
+from steerpipe.store.residency import Residency
+from steerpipe.transfer.cuda.copier import Mark
+from steerpipe.transfer.cuda.guesses import MOST_LAST
+from steerpipe.transfer.cuda.source import CudaSource
+from tests.transfer.cuda import test_landing as landing
+from tests.transfer.cuda.blocks import PAGE
+from tests.transfer.cuda.test_guesses import WINDOW, Slow, serve, slow, state  # noqa: F401  `slow` is a fixture
+
+CHUNK = PAGE // 4
+
+
+def send(source: CudaSource, copier: Slow, *experts: tuple[int, int]) -> int:
+    """Bytes that are queued behind a step."""
+    serve(source, [0], [0], [0])
+    copier.drain()
+    before = len(copier.moved)
+    source.expect(experts)
+    source.send_last()
+    return sum(size for _, _, size in copier.moved[before:])
+
+
+def test_it_is_a_chunk_at_first_and_goes_on_where_it_stands(slow: tuple[CudaSource, Slow]) -> None:  # noqa: F811
+    source, copier = slow
+    with source:
+        assert send(source, copier, (1, 3), (2, 3)) == CHUNK
+        assert state(source, 1, 3) is Residency.LOADING and state(source, 2, 3) is Residency.ABSENT
+        source.begin()
+        source.serve(1, [3])
+        assert source.counters().prefetch.late == 1
+        assert copier.moved[-2][2] == PAGE - CHUNK and copier.moved[-1][2] == CHUNK, "the next one goes on as ever"
+
+
+def test_blocks_are_sent_in_their_order_as_far_as_there_is_time(slow: tuple[CudaSource, Slow]) -> None:  # noqa: F811
+    source, copier = slow
+    with source:
+        source._shelf._last_bytes = PAGE + CHUNK
+        assert send(source, copier, (1, 0), (1, 3), (2, 3), (4, 3)) == PAGE + CHUNK, "(1, 0) is there"
+        assert state(source, 1, 3) is Residency.READY
+        assert source._shelf.moving.keys() == {source._shelf.base[2] + 3}
+        assert state(source, 4, 3) is Residency.ABSENT
+
+
+def test_more_is_sent_while_it_comes_in_time_and_twice_as_much_less_when_it_does_not(
+    slow: tuple[CudaSource, Slow],  # noqa: F811
+) -> None:
+    source, copier = slow
+    shelf = source._shelf
+    with source:
+        shelf._last_bytes = 2 * CHUNK
+        send(source, copier, (1, 3))
+        copier.drain()
+        serve(source, [0], [0], [0])
+        assert shelf._last_bytes == 2 * CHUNK + CHUNK // 4
+        serve(source, [0], [0], [0])
+        assert shelf._last_bytes == 2 * CHUNK + CHUNK // 4, "nothing was sent: nothing is known"
+        send(source, copier, (1, 3))
+        serve(source, [0], [0], [0])
+        assert shelf._last_bytes == 2 * CHUNK - CHUNK // 4
+        for _ in range(4):
+            send(source, copier, (1, 3))
+            serve(source, [0], [0], [0])
+        assert shelf._last_bytes == CHUNK
+        shelf._last_bytes = MOST_LAST * CHUNK
+        shelf._last = Mark(0, 1)
+        shelf.judge_last()
+        assert shelf._last_bytes == MOST_LAST * CHUNK
+
+
+def test_what_was_sent_in_full_says_nothing_of_the_time(slow: tuple[CudaSource, Slow]) -> None:  # noqa: F811
+    source, copier = slow
+    with source:
+        source._shelf._last_bytes = 3 * PAGE
+        assert send(source, copier, (1, 3), (2, 3)) == 2 * PAGE
+        copier.drain()
+        serve(source, [3], [3], [0])
+        assert source._shelf._last_bytes == 3 * PAGE
+        assert source.counters().prefetch.hits == 2
+
+
+def test_the_next_step_waits_for_victims_and_not_for_blocks(slow: tuple[CudaSource, Slow]) -> None:  # noqa: F811
+    source, copier = slow
+    shelf = source._shelf
+    with source:
+        serve(source, [0, 1, 2], [0, 1, 2], [0, 1, 2])  # all nine slots are taken
+        shelf._last_bytes = PAGE
+        marks = copier._marks
+        source.expect([(4, 5)])
+        source.send_last()
+        assert state(source, 4, 5) is Residency.READY and len(source.residents) == 9
+        assert shelf.cleared is not None and shelf._last is not None
+        assert (shelf.cleared.ordinal, shelf._last.ordinal) == (marks + 1, marks + 2)
+
+
+def test_served_steps_in_a_row_do_not_wait_for_the_copy_stream() -> None:
+    machine = landing.Machine(0, 14, "lru")
+    with machine.source as source:
+        machine.step([[0], [0], [0]])
+        machine.serve([[1], [1], [1]])
+        machine.streams.drain()
+        machine.streams._copying = 0.0  # the copy stream stands still
+        source.expect([(2, 5)])
+        source.send_last()
+        source.begin()
+        found: list[int] = []
+        machine.streams.launch(lambda: not found.append(1))  # type: ignore[func-returns-value]
+        machine.streams.some(1000)
+        assert found, "what is on its way is of no step that the device ran by itself"
+        machine.streams._copying = 0.5
+        source.release()
+        machine.check()
+
+
+def test_what_lies_in_no_pinned_memory_is_left_to_its_ring(slow: tuple[CudaSource, Slow]) -> None:  # noqa: F811
+    source, copier = slow
+    with source:
+        number = source._shelf.base[1] + 3
+        place, source._shelf.places[number] = source._shelf.places[number], 0
+        assert send(source, copier, (1, 3)) == 0
+        assert ExpertId(1, 3) not in source.residents and number in source._shelf.asked
+        source.expect(())
+        source._shelf.places[number] = place
