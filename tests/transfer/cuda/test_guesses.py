@@ -114,6 +114,12 @@ class Slow(HostCopier):
         super().__init__()
         self.done = 0
         self.moved: list[tuple[int, int, int]] = []
+        self.moved_before: dict[int, int] = {}  # how many copies, by the ordinal of a mark
+
+    def copied(self) -> Mark:
+        mark = super().copied()
+        self.moved_before[mark.ordinal] = len(self.moved)
+        return mark
 
     def copy(self, source: int, into: int, size_bytes: int) -> None:
         super().copy(source, into, size_bytes)

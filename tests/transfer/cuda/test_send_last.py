@@ -86,12 +86,13 @@ def test_the_next_step_waits_for_victims_and_not_for_blocks(slow: tuple[CudaSour
     with source:
         serve(source, [0, 1, 2], [0, 1, 2], [0, 1, 2])  # all nine slots are taken
         shelf._last_bytes = PAGE
-        marks = copier._marks
+        before = len(copier.moved)
         source.expect([(4, 5)])
         source.send_last()
         assert state(source, 4, 5) is Residency.READY and len(source.residents) == 9
         assert shelf.cleared is not None and shelf._last is not None
-        assert (shelf.cleared.ordinal, shelf._last.ordinal) == (marks + 1, marks + 2)
+        moved = [copier.moved_before[mark.ordinal] for mark in (shelf.cleared, shelf._last)]
+        assert moved == [before, before + 1]
 
 
 def test_served_steps_in_a_row_do_not_wait_for_the_copy_stream() -> None:
