@@ -1,7 +1,8 @@
 """Whether guesses are worth sending: they are while enough of the last ones were used, and any are sent. Pure.
 
 A right guess saves the part of its block that moved in idle time; a wrong one delays a demand by the chunk that is
-under way and has displaced an expert. With a window of about 50 us and chunks of 20 to 40 us that is even at a third.
+under way and has displaced an expert. With a window of about 50 us, and 20 to 40 us of a chunk still under way, that is
+even at a third or more.
 Who looks ahead and sends for nobody (he is never sure, or all that he names is there) still costs a layer 7 us.
 """
 

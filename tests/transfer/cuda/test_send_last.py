@@ -1,13 +1,20 @@
 """What is sent behind a step's last layer: as much as comes before the next one asks, and nobody waits for it."""
 
+from contextlib import suppress
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from steerpipe.core.ids import ExpertId
 from steerpipe.store.residency import Residency
 from steerpipe.transfer.cuda.copier import Mark
 from steerpipe.transfer.cuda.guesses import MOST_LAST
 from steerpipe.transfer.cuda.source import CudaSource
 from tests.transfer.cuda import test_landing as landing
-from tests.transfer.cuda.blocks import PAGE
+from tests.transfer.cuda.blocks import EXPERTS, NAMES, PAGE
 from tests.transfer.cuda.test_guesses import WINDOW, Slow, serve, slow, state  # noqa: F401  `slow` is a fixture
+from tests.transfer.cuda.test_interrupts import Interrupt, interrupted_after
+from tests.transfer.cuda.test_streams import ALL, Machine
 
 CHUNK = PAGE // 4
 
@@ -123,3 +130,89 @@ def test_what_lies_in_no_pinned_memory_is_left_to_its_ring(slow: tuple[CudaSourc
         assert ExpertId(1, 3) not in source.residents and number in source._shelf.asked
         source.expect(())
         source._shelf.places[number] = place
+
+
+def test_a_guess_that_moves_already_goes_on_first(slow: tuple[CudaSource, Slow]) -> None:  # noqa: F811
+    source, copier = slow
+    shelf = source._shelf
+    with source:
+        serve(source, [0], [0], [0])
+        copier.drain()
+        source.expect([(1, 3), (2, 3)])
+        source.pump()
+        copier.drain()
+        shelf._last_bytes = PAGE
+        source.send_last()
+        assert [size for _, _, size in copier.moved[-2:]] == [PAGE - WINDOW * CHUNK, WINDOW * CHUNK]
+        assert state(source, 1, 3) is Residency.READY and state(source, 2, 3) is Residency.LOADING
+
+
+def test_what_comes_before_the_next_served_step_says_nothing_of_the_time(slow: tuple[CudaSource, Slow]) -> None:  # noqa: F811
+    source, copier = slow
+    shelf = source._shelf
+    with source:
+        shelf._last_bytes = 2 * CHUNK
+        for between in (lambda: source.lease(2, [0]).__exit__(None, None, None), lambda: source.attend(8)):
+            source.attend(7)
+            send(source, copier, (1, 3))
+            assert shelf._last is not None
+            between()
+            copier.drain()
+            serve(source, [0], [0], [0])
+            assert shelf._last_bytes == 2 * CHUNK
+
+
+def test_guesses_of_another_predictor_are_not_settled_as_ones_own(slow: tuple[CudaSource, Slow]) -> None:  # noqa: F811
+    source, copier = slow
+    with source:
+        source.attend(1)
+        send(source, copier, (1, 3))
+        source.attend(2)
+        before = source._shelf.throttle._sent
+        serve(source, [0], [0], [0])
+        assert source._shelf.throttle._sent == before
+        source.attend(2)
+        send(source, copier, (1, 4))
+        source.attend(2)
+        serve(source, [0], [0], [0])
+        assert source._shelf.throttle._sent == before + 1
+
+
+@settings(max_examples=150)
+@given(seed=st.integers(0, 1000), slots=st.integers(6, 17), after=st.integers(0, 300), released=st.booleans())
+def test_an_interrupt_is_mended_even_if_nobody_was_told(seed: int, slots: int, after: int, released: bool) -> None:
+    """As by a second one, before the first was heard of."""
+    machine = Machine(seed, slots, (), None)
+    random = machine.streams._random
+    with machine.source as source:
+        for _ in range(3):
+            machine.serve([random.sample(ALL, 2) for _ in NAMES])
+        source._shelf._last_bytes = random.randint(1, 12) * CHUNK
+        experts = [(random.choice(NAMES), random.randrange(EXPERTS)) for _ in range(6)]
+        try:
+            with interrupted_after(after):
+                source.expect(experts)
+                source.pump()
+                source.send_last()
+        except Interrupt:
+            if released:
+                source.release()
+        for _ in range(3):
+            machine.serve([random.sample(ALL, 3) for _ in NAMES])
+        source.check_integrity()
+
+
+@settings(max_examples=100)
+@given(seed=st.integers(0, 1000), after=st.integers(0, 200), lag=st.sampled_from([0.003, 0.03, 0.2]))
+def test_a_step_whose_beginning_was_interrupted_still_waits_for_direct_ones(seed: int, after: int, lag: float) -> None:
+    machine = landing.Machine(seed, 14, chunk_bytes=CHUNK)
+    random = machine.streams._random
+    machine.streams._copying = lag
+    with machine.source as source:
+        for _ in range(3):
+            machine.step([random.sample(ALL, 3) for _ in NAMES])
+        with suppress(Interrupt), interrupted_after(after):
+            source.begin()
+        for _ in range(2):
+            machine.serve([random.sample(ALL, 3) for _ in NAMES])
+        machine.check()

@@ -1,7 +1,8 @@
 """Guesses on the copy stream: a block moves in chunks behind what is demanded, is continued by demand, or is cut.
 
 The stream cannot be reordered, so only a few chunks are ever on it: a demand waits for those at most. The host sends
-more whenever it passes by (`pump`): when a layer was served or followed, when a lease ends, when a guess is made.
+more whenever it passes by (`pump`): when a layer was served or followed, when a lease ends, when a guess is made. Only
+behind a step's last layer more is queued at once (`send_last`).
 """
 
 import math
@@ -112,6 +113,7 @@ class Guesses(Room):
     def lose_sight(self) -> None:
         """A step begins whose layers nobody settles guesses for: what was sent is neither right nor wrong."""
         self._sent_ahead.clear()
+        self.forget_last()
 
     def withdraw(self, numbers: Collection[int], reason: Reason) -> None:
         """Cuts what is under way for that reason or a lesser one. What is demanded by now goes on."""
@@ -162,6 +164,10 @@ class Guesses(Room):
             self._last_bytes = max(self.chunk_bytes, min(self._last_bytes + more, MOST_LAST * self.chunk_bytes))
             self._last = None
 
+    def forget_last(self) -> None:
+        """Something else comes before the next served step: whether what was sent last came in time is not known."""
+        self._last = None
+
     def cut(self, number: int) -> None:
         """A LOADING guess that nobody waits for loses its slot; chunks that are queued end before others follow."""
         guess = self.moving.pop(number)
@@ -178,7 +184,6 @@ class Guesses(Room):
         self._read.clear()
         self._sent.clear()
         self._sent_ahead.clear()
-        self._last = None
         self.expected = frozenset()
         self.passed = 0
 

@@ -104,6 +104,7 @@ class CudaImpatient:
         if not group:
             return
         shelf.fetch(group, Reason.PREFETCH)
+        shelf.cleared = shelf.copier.copied()  # a served step finds no victim in the table
         for number in group:
             shelf.guessed.pop(number)  # no guess: a token went without it
         copied = len(group) - sum(number in shelf.loading for number in group)

@@ -57,7 +57,7 @@ class SlotRing:
         self._last_layer = list(shelf.base)[-1]
         shelf.memory.absent = [view | PINNED for view in views]
         self._slots = LentSlots(shelf, device, supply_of(shelf.table.least_slots, routed=1))
-        self._ran = False  # a step has, in which the host writes entries behind the device's back
+        self._ran = False  # a direct step has, since the last `pause`: its entries may be late
         most = guesses_of(shelf.table.least_slots)
         self.guesses = GuessSlots(shelf, device, most) if most else None
         shelf.copier.drain()  # the zeros are written
@@ -106,10 +106,8 @@ class SlotRing:
             self._slots.supply_anew(self._shelf.guessed)
         return self._slots.taken
 
-    def pause(self) -> bool:
+    def pause(self) -> None:
         """A served step begins, of one row or of many: nobody takes slots in it, so none is lent.
-
-        Whether a step has run since the last time that found its experts by itself.
 
         What came for the next step's first layer loses its slot, so its tags go, too: steps of many rows count stamps
         of their own. Whoever is given the slots waits for kernels that are queued: one may be about to store what has
@@ -123,8 +121,10 @@ class SlotRing:
             self.drop_guesses()
         if not self._slots.empty:
             self._slots.withdraw()
-        ran, self._ran = self._ran, False
-        return ran
+        if self._ran:  # an entry that is late would let a layer pass before its newcomers are there
+            copier = self._shelf.copier
+            copier.join(copier.copied())
+            self._ran = False
 
     def follow(self, layer: int, reads: DirectReads, ticket: int) -> int:
         """See Landing."""

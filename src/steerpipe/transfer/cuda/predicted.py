@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Collection, Iterable, Sequence
+from types import TracebackType
 from typing import Any
 
 from steerpipe.core.ids import ExpertId
@@ -11,12 +12,31 @@ from steerpipe.transfer.queue import Reason
 from steerpipe.transfer.throttle import Throttle
 
 
+class _Busy:
+    """Whoever is interrupted inside leaves the shelf busy: it is mended before anything else begins. Else it is as
+    busy afterwards as before: the last layer of a step may have been served.
+    """
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf, self._before = shelf, False
+
+    def __enter__(self) -> None:
+        self._before, self._shelf.busy = self._shelf.busy, True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._shelf.busy = self._before
+
+
 class Predicted(Observed):
     """All of it may be said at any time on the engine's thread, also while a step runs. Nothing waits."""
 
     def __init__(self, shelf: Shelf, close: "weakref.finalize[..., Any]") -> None:
         super().__init__(shelf, close)
         self._throttles: dict[int, Throttle] = {}  # by predictor
+        self._busy = _Busy(shelf)
 
     def prefetch(self, experts: Iterable[ExpertId], reason: Reason, deadline: float) -> int:
         """Sends for experts that may be needed; how many are on their way, or will be when a slot can be had.
@@ -37,14 +57,18 @@ class Predicted(Observed):
     def expect(self, experts: Sequence[tuple[int, int]]) -> None:
         """See `core.blocks.Guessing`. Replaces what was expected before; `prefetch` has a say of its own."""
         base = self._shelf.base
-        self._shelf.expect([base[layer] + index for layer, index in experts])
+        with self._busy:
+            self._shelf.expect([base[layer] + index for layer, index in experts])
 
     def attend(self, predictor: int) -> None:
         """See `core.blocks.Guessing`. The first one has the throttle that everything began with."""
         shelf = self._shelf
         if not self._throttles:
             self._throttles[predictor] = shelf.throttle
-        shelf.throttle = self._throttles.setdefault(predictor, Throttle())
+        own = self._throttles.setdefault(predictor, Throttle())
+        if own is not shelf.throttle:
+            shelf.lose_sight()  # what another one has sent is not this one's
+        shelf.throttle = own
 
     @property
     def idle(self) -> bool:
@@ -58,12 +82,14 @@ class Predicted(Observed):
 
     def pump(self) -> None:
         """See `core.blocks.Guessing`: while a step runs, which has opened the source."""
-        if not self._shelf.pump():
-            self._shelf.make_room()
+        with self._busy:
+            if not self._shelf.pump():
+                self._shelf.make_room()
 
     def send_last(self) -> None:
         """See `core.blocks.Guessing`."""
-        self._shelf.send_last()
+        with self._busy:
+            self._shelf.send_last()
 
     def cancel_prefetches(self, experts: Collection[ExpertId], reason: Reason = Reason.PREFETCH) -> None:
         """Cuts what is still on its way for that reason or a lesser one. What is demanded by now goes on."""

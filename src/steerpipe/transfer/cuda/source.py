@@ -171,6 +171,7 @@ class CudaSource(Predicted):
         """See BlockSource. Does not wait itself."""
         self._enter()
         self._shelf.busy = True  # until the lease ends
+        self._shelf.forget_last()
         self._shelf.now += layer == self._first
         self._ahead.arrive(layer, routed)
         ahead = self._patient or keep is not None
@@ -186,11 +187,10 @@ class CudaSource(Predicted):
     def begin(self) -> None:
         """See BlockSource."""
         self._enter()
-        copier = self._shelf.copier
-        self._shelf.step_begins()
-        if self._landing is not None and self._landing.pause():
-            copier.join(copier.copied())  # an entry that is late would let a layer pass before its newcomers are there
         self._shelf.busy = True  # until the last layer is served
+        self._shelf.step_begins()
+        if self._landing is not None:
+            self._landing.pause()
 
     def serve(
         self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None,

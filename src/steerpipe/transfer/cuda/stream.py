@@ -50,7 +50,7 @@ class CudaCopier:
         if copied_words or not self._can_write(probe):
             self._words = PinnedArena(_WORDS * _WORD_BYTES, self.driver)
             self._words.pin()
-        self._batch = WordBatch(self.driver) if self._words is None and self.driver.write_batch is not None else None
+        self._batch = self._open_batch(probe)
 
     @property
     def orders_words(self) -> bool:
@@ -137,6 +137,17 @@ class CudaCopier:
             return False
         self.driver.synchronize(self._handle)
         return bool(word.item() == _PROBE)
+
+    def _open_batch(self, word: torch.Tensor) -> WordBatch | None:
+        """None: the driver writes words one by one, or not at all."""
+        if self._words is not None or self.driver.write_batch is None:
+            return None
+        batch = WordBatch(self.driver)
+        with suppress(SteerpipeError):
+            batch.write(self._handle, [(word.data_ptr(), 0), (word.data_ptr(), -_PROBE)])
+            self.driver.synchronize(self._handle)
+            return batch if word.item() == -_PROBE else None
+        return None
 
     def _write_by_copy(self, address: int, value: int) -> None:
         assert self._words is not None, "there is a page of words"
