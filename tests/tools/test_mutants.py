@@ -106,3 +106,13 @@ def test_only_selects_and_names_are_unique(project: Path, capsys: pytest.Capture
     plant(project, "a + b", "a * b", name="minus", file="b")
     assert mutants.main(["--workers", "1"], project) == 2
     assert "two mutants are called minus" in capsys.readouterr().out
+
+
+def test_every_fault_of_this_project_can_still_be_planted() -> None:
+    root = Path(__file__).parents[2]
+    lost = []
+    for mutant in mutants.read_mutants(root / "tests" / "mutants"):
+        source = (root / mutant.file).read_text()
+        if source.count(mutant.find) != 1 or not mutant.file.startswith("src/"):
+            lost.append(f"{mutant.name}: {mutant.file} has changed")
+    assert not lost, "\n".join(lost)
