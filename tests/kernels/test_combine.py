@@ -9,15 +9,16 @@ from steerpipe.kernels.combine import combine
 
 
 def parts(rows: int, top_k: int, hidden: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    torch.manual_seed(rows)
     experts = torch.stack([torch.randperm(60)[:top_k] for _ in range(rows)]).int()
     gates = torch.rand(rows, top_k)
     return torch.randn(rows * top_k, hidden), experts, gates, torch.randn(rows, hidden).to(dtype)
 
 
 def assert_near(found: Tensor, expected: Tensor) -> None:
-    """The interpreter cuts bf16 off instead of rounding it."""
+    """The interpreter cuts bf16 off instead of rounding it. Where terms cancel, their own size counts: up to 4."""
     step = torch.finfo(found.dtype).eps * (4 if found.dtype == torch.bfloat16 else 2)
-    torch.testing.assert_close(found, expected, rtol=step, atol=step)
+    torch.testing.assert_close(found, expected, rtol=step, atol=4 * step)
 
 
 @pytest.mark.parametrize("shared", ["none", "plain", "switched"])
