@@ -19,6 +19,8 @@ RATES = {MLP: (2e-3, 4e-3, 8e-3), LSTM: (2e-3, 4e-3), TRANSFORMER: (1.5e-3, 3e-3
 RATE = {MLP: 4e-3, LSTM: 4e-3, TRANSFORMER: 3e-3}  # where the stage `rates` did not run
 LONG = {MLP: 14_000, LSTM: 5_000, TRANSFORMER: 16_000}  # steps: 66 M decisions are 54 rounds of the training tokens
 SHORT = {MLP: 3_000, LSTM: 1_500, TRANSFORMER: 1_600}
+LIVE = "transformers"
+EVERY_LAYER = 6_000  # steps of the ExpertTransformers of all layers, two ahead: those that the live benchmark replays
 TRIED = 2_000
 SHARES = {"1/8": 1 / 8, "1/4": 1 / 4, "1/2": 1 / 2, "1": 1.0}  # of the training tokens
 
@@ -91,6 +93,15 @@ def layers_all(bench: Bench) -> None:
             key = f"{architecture}, all layers, {STEPS} layers, {horizon} ahead"
             entry = bench.test_at(key, _train(bench, key, architecture, decisions, schedule), (horizon,))
             entry |= _schedule_of(schedule)
+
+
+def live(bench: Bench) -> None:
+    """The ExpertTransformer of every layer, two ahead, at length, and kept: record_forecasts.py asks it."""
+    decisions = [Decision(target, SEED.horizon) for target in range(bench.test.geometry.layers)]
+    schedule = bench.schedule(EVERY_LAYER, ROWS_OF_EACH, _rate(bench, TRANSFORMER), half=True)
+    made = _train(bench, LIVE, TRANSFORMER, decisions, schedule)
+    bench.test_at(LIVE, made, (SEED.horizon,)).update(_schedule_of(schedule))
+    bench.keep(LIVE, "history", Storage.INT8)
 
 
 def _at_the_seed(

@@ -2,9 +2,11 @@
 prompts, and what its shipped predictors say of it.
 
     python benchmarks/record_forecasts.py --documents heldout.jsonl.gz --chats chats.json --out FILE [--tokens 400]
+        [--history FILE]
 
 The text and the split are those of train_predictors.py: no predictor was trained on these prompts. Only the answers'
-tokens are kept, as a decode step meets them; forecasts may look back at the prompt.
+tokens are kept, as a decode step meets them; forecasts may look back at the prompt. `--history`: a predictor beside
+those that are shipped, such as the ExpertTransformers of train_predictors' stage `live`.
 """
 
 import argparse
@@ -51,6 +53,7 @@ def main() -> None:
     parser.add_argument("--chats", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--history", type=Path)
     options = parser.parse_args()
     model, folder = load_nano("cpu")
     text = read_text(options.documents, options.chats, folder, TEXT_TOKENS)
@@ -72,6 +75,8 @@ def main() -> None:
         "lookahead": foresee(files.load(shipped.files["lookahead"], routers), trace, HORIZONS, NAMED),
         "previous": previous_token(trace),
     }
+    if options.history:
+        said[options.history.stem] = foresee(files.load(options.history, routers), trace, HORIZONS, NAMED)
     reuse = foresee_reuse(load_reuse(shipped.files["reuse"]), trace)
     places = {int(row): number for number, row in enumerate(rows)}
     kept = {(places[token], layer): each for (token, layer), each in reuse.scores.items() if token in places}

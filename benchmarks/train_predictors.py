@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.predictor_bench import Bench, brief, merged
-from benchmarks.predictor_history import curves, horizons_ahead, importance, layers_all, rates, table_one, windows
+from benchmarks.predictor_history import curves, horizons_ahead, importance, layers_all, live, rates, table_one, windows
 from benchmarks.predictor_states import blends, counted, estimators, heads, large_heads, lookaheads, preattention
 from benchmarks.predictor_timings import timings
 
@@ -29,7 +29,7 @@ STATES: dict[str, Callable[[Bench], None]] = {
 }  # fmt: skip
 HISTORY: dict[str, Callable[[Bench], None]] = {
     "rates": rates, "table_one": table_one, "curves": curves, "windows": windows, "importance": importance,
-    "horizons_ahead": horizons_ahead, "layers_all": layers_all, "timings": timings,
+    "horizons_ahead": horizons_ahead, "layers_all": layers_all, "live": live, "timings": timings,
 }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.predict_rows import ROWS, Rates, host_more, read_found, shares, terms
+from benchmarks.predict_rows import ROWS, Rates, beside, host_more, read_found, shares, terms
 from steerpipe.transfer.machine import Machine
 from steerpipe.transfer.recorded import draw_recording
 from steerpipe.transfer.replay import Keep, replay
@@ -149,6 +149,14 @@ def test_who_predicts_pays_for_a_longer_host_and_who_does_not_pays_nothing() -> 
     assert spoken["delay"].between_seconds == pytest.approx(plain["delay"].between_seconds + 1e-4)
     assert plain["delay"] == machines()["delay"]
     assert replace(spoken["experts"], slots=plain["experts"].slots) == plain["experts"]
+
+
+def test_who_is_asked_beside_the_step_has_no_tap_and_speaks_a_question_later() -> None:
+    lines = [{"row": "apart", "questions_seconds": each * 1e-6} for each in (90, 94, 91)]
+    found = FOUND | {"lines": [*lines, {"row": "LFRU"}]}
+    rates = replace(RATES, tap_more=(1e-6, 2e-6))
+    looking = dict(terms(0.25, RECORDING, beside(rates, found, "apart"), FOUND))["delay"].looking
+    assert (looking.tap_seconds, looking.tap_more, pytest.approx(looking.delay_seconds)) == (0.0, (), 91e-6)
 
 
 def test_a_note_can_be_read_again() -> None:
