@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from steerpipe.core.blocks import GUESSES
 from steerpipe.kernels.fetch import MULTIPROCESSORS, PROGRAMS, Fetched, fetch
+from steerpipe.model.gpu.apart import Apart
 
 COPY, LEAST_BLOCK = "a block", 1 << 20  # bytes: less is a step's integers
 
@@ -77,21 +78,34 @@ def median_step(kernels: list[Kernel], layers: int) -> float:
 
 @contextmanager
 def timed_replays() -> Iterator[list[tuple[torch.cuda.Event, torch.cuda.Event]]]:
-    """Events around every replay of a graph."""
-    plain, found = torch.cuda.CUDAGraph.replay, list[tuple[torch.cuda.Event, torch.cuda.Event]]()
+    """Events around every replay of a step's graph. A question to who predicts beside it is none: it comes at every
+    layer, and events around it would take as long as itself."""
+    plain, ask, found = torch.cuda.CUDAGraph.replay, Apart.ask, list[tuple[torch.cuda.Event, torch.cuda.Event]]()
+    asked = False
+
+    def asks(apart: Apart, *given: Any) -> bool:
+        nonlocal asked
+        asked = True
+        try:
+            return ask(apart, *given)
+        finally:
+            asked = False
 
     def replay(graph: torch.cuda.CUDAGraph) -> None:
+        if asked:
+            plain(graph)
+            return
         pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         pair[0].record()
         plain(graph)
         pair[1].record()
         found.append(pair)
 
-    torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign]
+    torch.cuda.CUDAGraph.replay, Apart.ask = replay, asks  # type: ignore[method-assign,assignment]
     try:
         yield found
     finally:
-        torch.cuda.CUDAGraph.replay = plain  # type: ignore[method-assign]
+        torch.cuda.CUDAGraph.replay, Apart.ask = plain, ask  # type: ignore[method-assign]
 
 
 def fetch_rate(sources: Sequence[int], size_bytes: int, chunk_bytes: int, count: int = 20) -> float:

@@ -1,8 +1,5 @@
 """A predictor beside the step is shown what it was trained on, and says what it says there; no graph runs here."""
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 import torch
 
@@ -18,6 +15,7 @@ from tests.model.gpu.test_steer import Told
 from tests.predict.planted import GEOMETRY, by_layer_before, ruled_trace
 
 LAYERS, EXPERTS = range(GEOMETRY.layers), GEOMETRY.experts
+STEP = (2, 4, 6, 8, 10, 12)  # layers of a step that somebody is asked about
 ROW = 30  # a token in the middle of its sequence
 
 
@@ -43,18 +41,98 @@ def test_what_is_shown_and_said_is_that_of_training(architecture: Architecture, 
         torch.testing.assert_close((words >> 16 & SURE) / SURE, likely[words & INDEX], atol=2 / SURE, rtol=0)
 
 
-def test_an_interrupted_step_leaves_no_question_to_the_next() -> None:
-    asked: list[int] = []
-    apart: Any = SimpleNamespace(
-        forecaster=ApartForecaster((), EXPERTS, GEOMETRY.top_k), words=Mailbox(len(LAYERS), NAMED, pinned=False),
-        ask=lambda order, routed, stamp: asked.append(order),
-    )  # fmt: skip
-    made = SteerApart(Told(), apart, LAYERS)
+class Asked:
+    """An Apart without graphs: notes what it is shown and asked, and answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.forecaster = ApartForecaster((), EXPERTS, GEOMETRY.top_k)
+        self.words = Mailbox(len(STEP), NAMED, pinned=False)
+        self.busy, self.asked, self.shown = False, list[tuple[int, int]](), list[tuple[int, list[int]]]()
+
+    def begin(self) -> None:
+        self.shown.clear()
+
+    def show(self, order: int, routed: list[int]) -> None:
+        self.shown.append((order, routed))
+
+    def ask(self, order: int, stamp: int) -> bool:
+        if not self.busy:
+            self.asked.append((order, stamp))
+        return not self.busy
+
+    def answer(self, *experts: int) -> None:
+        """To the last question, surely."""
+        order, stamp = self.asked[-1]
+        self.words.words[order] = stamp << 32
+        self.words.words[order, : len(experts)] = stamp << 32 | SURE << 16 | torch.tensor(experts)
+
+
+def steered() -> tuple[SteerApart, Asked, Told]:
+    apart, told = Asked(), Told()
+    made = SteerApart(told, apart, STEP)  # type: ignore[arg-type]
     made.begin(1)
+    return made, apart, told
+
+
+def test_an_interrupted_step_leaves_no_question_to_the_next() -> None:
+    made, apart, _ = steered()
     made.served([1])  # and the host is interrupted before it asks
     made.begin(2)
     made.poll()
-    assert asked == []
+    assert apart.asked == apart.shown == []
     made.served([1])
     made.poll()
-    assert asked == [0]
+    assert apart.asked == [(0, 2)] and apart.shown == [(0, [1])]
+
+
+def test_a_question_waits_for_the_answer_before_it_and_is_dropped_when_the_next_layer_has_come() -> None:
+    made, apart, told = steered()
+    for order in range(3):
+        made.served([order])
+        made.poll()
+        made.poll()
+    assert apart.asked == [(0, 1)] and [order for order, _ in apart.shown] == [0, 1, 2], "all are shown, once"
+    apart.answer(3)  # of layer 2, which has come
+    made.poll()
+    assert apart.asked == [(0, 1), (2, 1)], "about the last one"
+    apart.answer(5, 4)
+    made.poll()
+    assert told.expected[-1] == [(10, 5), (10, 4)]
+    questions = apart.forecaster.questions
+    assert (questions.possible, questions.asked, questions.in_time) == (3, 2, 1)
+
+
+def test_a_graph_that_still_runs_is_asked_at_the_next_look() -> None:
+    made, apart, _ = steered()
+    apart.busy = True  # with a question of a step that was interrupted
+    made.served([1])
+    made.poll()
+    assert apart.asked == []
+    apart.busy = False
+    made.poll()
+    made.poll()
+    assert apart.asked == [(0, 1)] and apart.forecaster.questions.possible == 1
+
+
+def test_what_is_answered_between_two_steps_is_of_the_next_tokens_first_layers() -> None:
+    made, apart, told = steered()
+    for order in range(len(STEP)):
+        made.served([order])
+    made.poll()
+    assert apart.asked == [(5, 1)]
+    apart.answer(2)
+    made.begin(2)
+    told.idle = True
+    made.poll()
+    assert told.expected[-1] == [(4, 2)]
+
+
+def test_what_is_answered_after_a_step_was_interrupted_is_of_no_use() -> None:
+    made, apart, told = steered()
+    made.served([1])
+    made.poll()
+    apart.answer(2)  # of layer 2 of a step that has no layer 2
+    made.begin(2)
+    told.idle = True
+    made.poll()
+    assert not any(told.expected)

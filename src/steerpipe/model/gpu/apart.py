@@ -2,7 +2,8 @@
 
 The seed's ExpertTransformer reads nothing but routing, which the host knows when a router has posted. So it can run
 while the layer does, and its answer is for two layers later. Where it is slower than the layers come, it is asked less
-often: never twice at once. Legend: L MoE layers, S steps of history, E experts, k experts per row, n named.
+often: never twice at once, and next about the last layer that has come. Legend: L MoE layers, S steps of history,
+E experts, k experts per row, n named.
 """
 
 from collections.abc import Callable, Sequence
@@ -72,23 +73,34 @@ class Apart:
         self._history = torch.full((layers, forecaster.top_k), -1, dtype=torch.int64, pin_memory=True)
         self._stamp = torch.zeros(1, dtype=torch.int64, pin_memory=True)
         self._here, self._stamped = self._history.to(device), self._stamp.to(device)  # what the graphs compute with
+        self._written = self._history.numpy(), self._stamp.numpy()
         self._stream = torch.cuda.Stream(device, priority=-1)
+        self._stream_before = torch.cuda.current_stream(device)
         self._done = torch.cuda.Event()
         self._pool = torch.cuda.graph_pool_handle()  # one for all graphs: no two of them ever run at once
         self._graphs = [self._capture(order) for order in range(layers)]
         forecaster.questions.seconds = self.seconds(layers - 1)
 
-    def ask(self, order: int, routed: Sequence[int], stamp: int) -> bool:
-        """Layer `order` has routed. False: the last question is not answered yet, this one is not asked."""
-        if order == 0:
-            self._history.fill_(-1)
-        self._history[order, : len(routed)] = torch.tensor(routed)
+    def begin(self) -> None:
+        """A step begins, on the stream that is current now: to ask which that is takes as long as a question."""
+        self._written[0].fill(-1)
+        self._stream_before = torch.cuda.current_stream()
+
+    def show(self, order: int, routed: Sequence[int]) -> None:
+        """Layer `order` has routed. A question that is open now does not look at it."""
+        self._written[0][order, : len(routed)] = routed
+
+    def ask(self, order: int, stamp: int) -> bool:
+        """What comes of it? False: the last question is not answered yet, this one is not asked."""
         if not self._done.query():
             return False
-        self._stamp[0] = stamp
-        with torch.cuda.stream(self._stream):
+        self._written[1][0] = stamp
+        torch.cuda.set_stream(self._stream)
+        try:
             self._graphs[order].replay()
-            self._done.record()
+        finally:
+            torch.cuda.set_stream(self._stream_before)
+        self._done.record(self._stream)
         return True
 
     def seconds(self, order: int, rounds: int = 50) -> float:
@@ -127,36 +139,43 @@ class SteerApart(Steer):
         super().__init__(source, apart.words, layers, 1)
         self.apart = apart
         self._routed: Sequence[int] | None = None  # of the layer that has just come: to be asked about
+        self._shown = False  # to whom will be asked
         self._pending: int | None = None  # the layer at which the open question was asked
 
     def begin(self, stamp: int) -> None:
-        """What was open when the step before ended, or was interrupted, is not answered any more."""
+        """What was said of the next token's first layers is heard still; what is open then is not answered any more."""
+        self._hear()
         super().begin(stamp)
         self._routed = self._pending = None
+        self.apart.begin()
 
     def served(self, routed: Sequence[int]) -> None:
         super().served(routed)
-        self._routed = routed
+        self._routed, self._shown = routed, False
 
     @property
     def waiting(self) -> bool:
         """Nobody waits for an answer that is of a layer after the next."""
         return False
 
-    def poll(self) -> None:
+    def _listen(self) -> bool:
+        heard = self._hear()
         if self._routed is not None:
             self._ask(self._served - 1, self._routed)
-            self._routed = None
-        super().poll()
+        return heard
 
     def _ask(self, order: int, routed: Sequence[int]) -> None:
+        """At every look until it is asked, or the next layer has come."""
         questions = self.apart.forecaster.questions
-        questions.possible += 1
-        if self.apart.ask(order, routed, self._stamp):
+        if not self._shown:
+            self.apart.show(order, routed)
+            questions.possible, self._shown = questions.possible + 1, True
+        if self._pending is None and self.apart.ask(order, self._stamp):
             questions.asked += 1
-            self._pending = order
+            self._routed, self._pending = None, order
 
-    def _listen(self) -> bool:
+    def _hear(self) -> bool:
+        """Whether the open question was answered, of a layer that has not come."""
         if self._pending is None:
             return False
         words = self._words.look(self._pending, self._stamp)
