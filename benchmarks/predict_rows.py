@@ -204,6 +204,8 @@ def one_row(
     """`said_least`: the probability below which a forecast names nobody, as live."""
     reuse = file.reuse if row.policy == "reuse" else None
     said = file.foresight(row.said, row.horizon) if row.said else None
+    if said is not None and row.arithmetic == "transformers":  # what was said two layers before holds until it comes
+        said = Foresight(said.ranked[[-1] * row.horizon], said.probability[[-1] * row.horizon])
     if said is not None:
         said = Foresight(said.ranked, np.where(said.probability >= said_least, said.probability, 0.0))
     return replay(

@@ -3,9 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from benchmarks.predict_rows import ROWS, Rates, beside, host_more, read_found, shares, terms
+from benchmarks.predict_rows import ROWS, Rates, beside, host_more, one_row, read_found, shares, terms
+from steerpipe.arena.foresight import Foresight
+from steerpipe.bench.forecasts import ForecastFile, made_up
 from steerpipe.transfer.machine import Machine
 from steerpipe.transfer.recorded import draw_recording
 from steerpipe.transfer.replay import Keep, replay
@@ -157,6 +160,18 @@ def test_who_is_asked_beside_the_step_has_no_tap_and_speaks_a_question_later() -
     rates = replace(RATES, tap_more=(1e-6, 2e-6))
     looking = dict(terms(0.25, RECORDING, beside(rates, found, "apart"), FOUND))["delay"].looking
     assert (looking.tap_seconds, looking.tap_more, pytest.approx(looking.delay_seconds)) == (0.0, (), 91e-6)
+
+
+def test_what_is_said_two_layers_ahead_holds_until_the_layer_comes() -> None:
+    row = next(row for row in ROWS if row.arithmetic == "transformers")
+    perfect = made_up("perfect", RECORDING, 2)
+    far = Foresight(perfect.ranked, perfect.probability * np.array([0, 1])[:, None, None, None])
+    file, found = ForecastFile(RECORDING, {row.said: far}, None), FOUND | {"warmup": 4, "driver": "served"}
+    machine = Machine(slots=200, block_bytes=4_600_000, link_bytes_per_second=5e10, layer_seconds=5e-5)
+    held = one_row(row, machine, RECORDING, file, found, 0.0)
+    near = replace(file, said={row.said: perfect})
+    assert held.tpot_mean_seconds == one_row(row, machine, RECORDING, near, found, 0.0).tpot_mean_seconds
+    assert held.tpot_mean_seconds < replay(RECORDING, machine, predictor=far, warmup_tokens=4).tpot_mean_seconds
 
 
 def test_a_note_can_be_read_again() -> None:

@@ -19,10 +19,13 @@ if torch.cuda.is_available():  # importing kernels needs triton
     from steerpipe.kernels.attention import decode_attention, scratch_for, splits_for
     from steerpipe.kernels.attention_prefill import prefill_attention
     from steerpipe.kernels.combine import combine
+    from steerpipe.kernels.history import TransformerKernels
     from steerpipe.kernels.linear import gated, row_gated_linear, row_linear
     from steerpipe.kernels.norm import rms_norm
     from steerpipe.kernels.rotary import rotate_and_store
     from steerpipe.kernels.router import route
+    from steerpipe.model.gpu.apart import shown
+    from steerpipe.predict.trajectory_networks import ExpertTransformer
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 TOLERANCE = {BF16: 6e-3, FP16: 8e-4, FP32: 1e-5}
@@ -211,3 +214,16 @@ def test_combine(rows: int, top_k: int, hidden: int, dtype: torch.dtype) -> None
     part[1] = torch.nan
     combine(part, experts, gates, x, out=out, shared=shared, shared_switch=switch)
     assert_near(out, reference.combine(part, experts, gates, x, shared=shared, shared_switch=switch))
+
+
+@every_dtype
+@pytest.mark.parametrize(("steps", "experts", "top_k"), [(10, 60, 4), (16, 128, 8), (20, 33, 2)])
+def test_the_expert_transformer(steps: int, experts: int, top_k: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    network = ExpertTransformer(experts).to("cuda", dtype).eval().requires_grad_(False)
+    kernels = TransformerKernels(network.state_dict(), steps, top_k)
+    routed = torch.stack([torch.randperm(experts, device="cuda")[:top_k] for _ in range(24)])
+    whole = network.double()
+    for order in (0, 5, 23):
+        expected = whole(shown(routed, order, steps, experts, torch.float64))
+        assert_near(kernels.answer(routed, order), expected, {BF16: 1e-2, FP16: 2e-3, FP32: 2e-3}[dtype])  # TF32

@@ -23,9 +23,11 @@ pytestmark = [
 ]
 
 if torch.cuda.is_available():  # importing kernels needs triton
+    from steerpipe.kernels.history import TransformerKernels
     from steerpipe.model.gpu.apart import ApartForecaster
     from steerpipe.model.gpu.fetching import NAMED
     from steerpipe.model.gpu.tap import Forecaster, Head, Lookahead
+    from steerpipe.predict.trajectory_networks import ExpertTransformer
     from tests.support.gpu import load_gpu, pack_of
 
 CUDA = torch.device("cuda")
@@ -122,6 +124,10 @@ def forecaster(
             CUDA, torch.bfloat16
         )
         return ApartForecaster((network,) * layers, EXPERTS, TOP_K)
+    if way == "transformer":
+        torch.manual_seed(0)
+        state = ExpertTransformer(EXPERTS).to(CUDA, torch.bfloat16).state_dict()
+        return ApartForecaster((TransformerKernels(state, 10, TOP_K),) * layers, EXPERTS, TOP_K)
     if way == "lookahead":
         return Forecaster((Lookahead(scale, bias),) * horizon, commit, served)
     head = Head(
@@ -141,7 +147,9 @@ def predicting(loaded: Loaded, made: "Forecaster | ApartForecaster") -> Iterator
 
 
 @pytest.mark.parametrize("kind", ["own", "perfect", "wrong", "random"])
-@pytest.mark.parametrize(("way", "horizon"), [("head", 1), ("head", 3), ("lookahead", 2), ("apart", 2)])
+@pytest.mark.parametrize(
+    ("way", "horizon"), [("head", 1), ("head", 3), ("lookahead", 2), ("apart", 2), ("transformer", 2)]
+)
 @pytest.mark.parametrize("form", ["bfloat16", "int4"])
 def test_no_bit_depends_on_a_predictor_in_the_graph(form: str, way: str, horizon: int, kind: str) -> None:
     bits, routed = truth(form)
@@ -154,7 +162,7 @@ def test_no_bit_depends_on_a_predictor_in_the_graph(form: str, way: str, horizon
         assert torch.equal(found, bits)
         counts = source.counters()
         assert counts.misses
-        if kind == "perfect" and way != "apart":
+        if kind == "perfect" and way not in ("apart", "transformer"):
             assert counts.prefetch.hits + counts.prefetch.late > 20
         source.check_integrity()
 

@@ -20,12 +20,14 @@ from steerpipe.kernels.attention_prefill import prefill_attention
 from steerpipe.kernels.clock import write_time
 from steerpipe.kernels.combine import combine
 from steerpipe.kernels.foretell import Correction, HeadInputs, foretell, look
+from steerpipe.kernels.history import TransformerKernels
 from steerpipe.kernels.hold import hold
 from steerpipe.kernels.linear import gated, row_gated_linear, row_linear
 from steerpipe.kernels.norm import rms_norm
 from steerpipe.kernels.rotary import rotate_and_store
 from steerpipe.kernels.router import Tickets, route
 from steerpipe.kernels.tiles import align_tiles, tiles_for
+from steerpipe.predict.trajectory_networks import ExpertTransformer
 
 POINTERS = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "int32": "*i32", "int64": "*i64"}
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -139,6 +141,11 @@ def taps() -> None:
     write_time(empty(9, dtype=torch.int64), 3)
 
 
+def history() -> None:
+    for dtype, steps in ((BF16, 10), (FP32, 20)):
+        TransformerKernels(ExpertTransformer(60).to(dtype).state_dict(), steps, 4).answer(empty(24, 4).long(), 23)
+
+
 if __name__ == "__main__":
     assert os.environ.get("TRITON_INTERPRET", "0") == "0", "the interpreter compiles nothing"
     JITFunction.run = compile_instead
@@ -146,3 +153,4 @@ if __name__ == "__main__":
     attentions()
     experts()
     taps()
+    history()

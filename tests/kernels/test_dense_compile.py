@@ -10,7 +10,7 @@ import pytest
 KERNELS = {
     "_row_linear", "_row_gated_linear", "_gated", "_rms_norm", "_rotate_and_store", "_decode_parts", "_decode_merge",
     "_prefill", "_route", "_combine", "_count_kernel", "_place_kernel", "_look", "_foretell", "_hold",
-    "_write_time",
+    "_write_time", "_attend", "_feed", "_say",
 }  # fmt: skip
 
 

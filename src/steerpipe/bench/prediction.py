@@ -14,6 +14,7 @@ from steerpipe.arena.foresight import Foresight, ReuseForesight
 from steerpipe.bench.forecasts import NAMED
 from steerpipe.bench.shapes import Shape
 from steerpipe.predict.trajectory_networks import ExpertTransformer
+from steerpipe.predict.window import STEPS
 from steerpipe.store.policies import Belady, Reuse
 from steerpipe.transfer.recorded import Recording
 
@@ -56,14 +57,13 @@ def made_up_forecaster(
 
 def made_up_transformers(shape: Shape, device: torch.device) -> "ApartForecaster":
     """The seed's ExpertTransformer at its full size, one for every layer, two layers ahead; weights as initialised."""
-    from steerpipe.model.gpu.apart import ApartForecaster  # Triton
+    from steerpipe.kernels.history import TransformerKernels  # Triton
+    from steerpipe.model.gpu.apart import ApartForecaster
 
     torch.manual_seed(0)
-    networks = [
-        ExpertTransformer(shape.moe.experts).to(device, torch.bfloat16).eval().requires_grad_(False)
-        for _ in range(shape.layers)
-    ]
-    return ApartForecaster(tuple(networks), shape.moe.experts, shape.moe.top_k)
+    experts, top_k = shape.moe.experts, shape.moe.top_k
+    states = [ExpertTransformer(experts).to(device, torch.bfloat16).state_dict() for _ in range(shape.layers)]
+    return ApartForecaster(tuple(TransformerKernels(each, STEPS, top_k) for each in states), experts, top_k)
 
 
 def spoken(said: Foresight, recording: Recording) -> NDArray[np.int32]:

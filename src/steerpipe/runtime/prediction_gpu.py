@@ -16,7 +16,8 @@ import numpy as np
 from torch import Tensor
 
 from steerpipe.core.blocks import BlockSource
-from steerpipe.model.gpu.apart import ApartForecaster
+from steerpipe.kernels.history import TransformerKernels
+from steerpipe.model.gpu.apart import ApartForecaster, Network
 from steerpipe.model.gpu.decoder import GpuDecoder
 from steerpipe.model.gpu.fetching import NAMED
 from steerpipe.model.gpu.predicted import LayerCounts, PredictedStep, count
@@ -34,6 +35,7 @@ from steerpipe.predict.shipped import for_model
 from steerpipe.predict.sight import Decision
 from steerpipe.predict.stored import StoredPredictor
 from steerpipe.predict.trajectory import Trajectory
+from steerpipe.predict.trajectory_networks import ExpertTransformer
 from steerpipe.predict.trials import Verdict
 from steerpipe.predict.window import Window
 from steerpipe.runtime.predicting import Choice, PredictingDecoder, Speaker
@@ -150,7 +152,11 @@ def _apart(history: StoredPredictor, spec: ModelSpec, weights: ModelWeights) -> 
     assert isinstance(history, Trajectory), "`why_silent` said so"
     like, moe = weights.embed, spec.moe(spec.moe_layers[0])
     asked = _asked(history, len(spec.moe_layers))
-    networks = [copy.deepcopy(history.networks[each]).to(like.device, like.dtype) for each in asked]
+    networks: list[Network] = []
+    for each in asked:
+        network = copy.deepcopy(history.networks[each]).to(like.device, like.dtype)
+        kernels = isinstance(network, ExpertTransformer)
+        networks.append(TransformerKernels(network.state_dict(), history.steps, moe.top_k) if kernels else network)
     horizon = asked[0].horizon
     made = ApartForecaster(tuple(networks), moe.experts, moe.top_k, history.steps, horizon, like.dtype)
     return Speaker(f"{history.name}, {horizon} ahead", made)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from steerpipe.kernels.foretell import SURE
-from steerpipe.model.gpu.apart import ApartForecaster, SteerApart, shown
+from steerpipe.kernels.history import TransformerKernels
+from steerpipe.model.gpu.apart import ApartForecaster, Network, SteerApart, shown
 from steerpipe.model.gpu.fetching import NAMED
 from steerpipe.model.gpu.mailbox import INDEX, Mailbox
 from steerpipe.predict.sight import Decision, Sight
@@ -26,7 +27,10 @@ def test_what_is_shown_and_said_is_that_of_training(architecture: Architecture, 
     trace = ruled_trace(by_layer_before, tokens=50)
     networks = {Decision(target, horizon): build(architecture, EXPERTS, steps) for target in LAYERS}
     trained = Trajectory(architecture, EXPERTS, networks, steps=steps)
-    made = ApartForecaster(tuple(networks.values()), EXPERTS, GEOMETRY.top_k, steps, horizon, torch.float32)
+    every: list[Network] = list(networks.values())
+    if architecture is Architecture.TRANSFORMER:
+        every = [TransformerKernels(each.state_dict(), steps, GEOMETRY.top_k) for each in networks.values()]
+    made = ApartForecaster(tuple(every), EXPERTS, GEOMETRY.top_k, steps, horizon, torch.float32)
     words, stamp, own = torch.zeros(NAMED, dtype=torch.int64), torch.tensor([7]), torch.full((NAMED,), -1)
     for order in LAYERS:
         routed = trace.experts[ROW].long()

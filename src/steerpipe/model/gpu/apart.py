@@ -14,11 +14,12 @@ from torch import Tensor
 
 from steerpipe.core.blocks import Guessing
 from steerpipe.kernels.foretell import foretell
+from steerpipe.kernels.history import TransformerKernels
 from steerpipe.model.gpu.fetching import NAMED
 from steerpipe.model.gpu.mailbox import Mailbox
 from steerpipe.model.gpu.steer import Steer
 
-Network = Callable[[Tensor], Tensor]  # history [1, S, E] → logits [1, E]
+Network = Callable[[Tensor], Tensor] | TransformerKernels  # history [1, S, E] → logits [1, E]
 
 
 @dataclass(slots=True)
@@ -45,8 +46,11 @@ class ApartForecaster:
 
     def answer(self, routed: Tensor, order: int, *, stamp: Tensor, words: Tensor, forced: Tensor) -> None:
         """Layer `order` has routed: what is said of the layer `horizon` later. See `shown` and kernels/foretell.py."""
-        target = (order + self.horizon) % len(self.networks)
-        logits = self.networks[target](shown(routed, order, self.steps, self.experts, self.dtype)).float()
+        network = self.networks[(order + self.horizon) % len(self.networks)]
+        if isinstance(network, TransformerKernels):
+            logits = network.answer(routed, order)
+        else:
+            logits = network(shown(routed, order, self.steps, self.experts, self.dtype)).float()
         foretell(
             logits, None, top_k=self.top_k, renormalise=False, scale=None, bias=None, positions=stamp, stamp=stamp,
             words=words, forced=forced,
