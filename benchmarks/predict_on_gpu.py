@@ -215,6 +215,7 @@ def measure(bench: Bench, log: Log) -> None:
     chunks = [tuple(map(int, each.split("x"))) for each in given.chunks.split(",")]
     given.chunk, given.window = chunks[0]
     log.add("link", bench.link)
+    log.add("chunk_kib", given.chunk)
     bench.resident()  # clocks and caches are warm afterwards
     log.add("resident_ms", bench.resident() * 1e3)
     rates = measure_rates(bench, log)

@@ -25,7 +25,7 @@ from benchmarks.predict_spans import (
     median_step,
 )
 from steerpipe.bench.forecasts import NAMED
-from steerpipe.bench.prediction import made_up_forecaster
+from steerpipe.bench.prediction import made_up_forecaster, made_up_transformers
 from steerpipe.bench.routing import Routing
 from steerpipe.core.blocks import GUESSES
 from steerpipe.kernels.fetch import chunk_for
@@ -36,13 +36,17 @@ if TYPE_CHECKING:
     from benchmarks.predict_on_gpu import Bench
 
 SETTLE, STEPS, ROUNDS = 16, 32, 3  # of a rate
+PLAIN, TAPPED, BESIDE = range(3)  # who predicts meanwhile
 
 
 def measure_rates(bench: "Bench", log: Log) -> Rates:
     """Layers with no to k misses, plain and with a tap that names nobody, the host between two steps, and `fetch`."""
-    plain, tapped = points(bench)
+    plain, tapped, beside = points(bench)
     log.add("points", [asdict(each) for each in plain])
     log.add("tapped_points", [asdict(each) for each in tapped])
+    if beside:  # of who is asked beside the step: what the questions cost it, the host's part in it
+        log.add("beside_points", [asdict(each) for each in beside])
+        log.add("beside", asdict(rates_of(plain, beside, bench.shape.layers)))
     views = [bench.ladder.backing.view(number) for number in range(GUESSES)]
     rate = fetch_rate(views, bench.shape.layout.block_bytes, chunk_for(bench.shape.layout.form))
     return replace(rates_of(plain, tapped, bench.shape.layers), guess_bytes_per_second=rate)
@@ -76,14 +80,14 @@ def _quickest(points: Sequence["Point"]) -> dict[int, float]:
 
 def profile_rates(bench: "Bench", log: Log, rates: Rates) -> Rates:
     """What a step that hits is made of. Profiled it is longer: its parts are shares of it."""
-    hits, taps = kernels(bench, 0, tapped=False), kernels(bench, 0, tapped=True)
+    hits, taps = kernels(bench, 0, PLAIN), kernels(bench, 0, TAPPED)
     graph = rates.layer - rates.between / bench.shape.layers  # of a step's graph, by layer
     step = median_step(hits, bench.shape.layers)
     scale = graph * bench.shape.layers / step
     log.add("profiled step", step)
-    one = kernels(bench, 1, tapped=True)
+    one = kernels(bench, 1, TAPPED)
     log.add("delay where one is missing", scale * _delay(one))
-    copied = kernels(bench, 1, tapped=False)
+    copied = kernels(bench, 1, PLAIN)
     return replace(
         rates,
         tail=median_after(copied, COPY, "_combine") if any(each.name == COPY for each in copied) else None,
@@ -100,16 +104,20 @@ def _delay(kernels: list[Kernel]) -> float:
 
 
 @contextmanager
-def known(bench: "Bench", new: int, *, tapped: bool) -> Iterator[tuple[CudaSource, Routing]]:
-    """A source and a routing of which `new` experts are missing in every layer; `tapped`: heads name nobody."""
+def known(bench: "Bench", new: int, kind: int) -> Iterator[tuple[CudaSource, Routing]]:
+    """A source and a routing of which `new` experts are missing in every layer; `kind`: TAPPED: heads name nobody;
+    BESIDE: ExpertTransformers are asked beside the step, and name nobody."""
     layers, top_k = bench.shape.layers, bench.shape.moe.top_k
     routing = missing(bench.shape, new, SETTLE + STEPS)
     with bench.open(3 * layers * top_k) as source:
-        if tapped:
+        if kind != PLAIN:
             # Nobody rests: that would cost nothing.
             source._shelf.throttle = Throttle(most_silent=math.inf)  # noqa: SLF001
             nobody = np.zeros((len(routing.ids), layers, 1, NAMED), dtype=np.int32)
-            bench.rig.predict(made_up_forecaster(bench.shape, "heads", 1, torch.bfloat16, bench.device), nobody)
+            if kind == BESIDE:
+                bench.rig.predict(made_up_transformers(bench.shape, bench.device), nobody)
+            else:
+                bench.rig.predict(made_up_forecaster(bench.shape, "heads", 1, torch.bfloat16, bench.device), nobody)
         yield source, routing
 
 
@@ -125,25 +133,26 @@ class Point:
     host: float
 
 
-def points(bench: "Bench") -> tuple[list[Point], list[Point]]:
-    """Plain and tapped, in turn, for no to k experts that are missing in every layer; all of it ROUNDS times."""
-    found: tuple[list[Point], list[Point]] = ([], [])
-    kinds = bench.shape.moe.top_k + 1
-    for number in range(ROUNDS * kinds):
-        new = number % kinds
-        for tapped in (False, True) if number // kinds % 2 == 0 else (True, False):
-            with known(bench, new, tapped=tapped) as (source, routing):
+def points(bench: "Bench") -> tuple[list[Point], ...]:
+    """By kind, in turn, for no to k experts that are missing in every layer; all of it ROUNDS times."""
+    kinds = [PLAIN, TAPPED, *[BESIDE] * (bench.given.driver == "served")]
+    found: tuple[list[Point], ...] = ([], [], [])
+    every = bench.shape.moe.top_k + 1
+    for number in range(ROUNDS * every):
+        new = number % every
+        for kind in kinds if number // every % 2 == 0 else kinds[::-1]:
+            with known(bench, new, kind) as (source, routing):
                 steps, counts = bench.steps(source, routing, SETTLE, STEPS)
             host = statistics.median(whole - graph for whole, graph in zip(steps, bench.graphs, strict=True))
             assert abs(counts["misses"] / bench.shape.layers - new) < 0.1 * new + 0.01, (
                 f"{new} are missing in most steps"
             )
-            found[tapped].append(Point(new, statistics.median(bench.graphs), host))
+            found[kind].append(Point(new, statistics.median(bench.graphs), host))
     return found
 
 
-def kernels(bench: "Bench", new: int, *, tapped: bool) -> list[Kernel]:
+def kernels(bench: "Bench", new: int, kind: int) -> list[Kernel]:
     """Of a few steps."""
-    with known(bench, new, tapped=tapped) as (source, routing):
+    with known(bench, new, kind) as (source, routing):
         bench.steps(source, routing, SETTLE, 1)
         return kernels_of(lambda: bench.steps(source, routing, SETTLE, 4))

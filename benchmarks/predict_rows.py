@@ -145,9 +145,11 @@ def fill_in(given: argparse.Namespace) -> None:
 
 
 def beside(rates: Rates, found: dict[str, Any], name: str) -> Rates:
-    """Of a predictor that is asked beside the step: no layer has a tap, and what it says comes a question later."""
+    """Of a predictor that is asked beside the step: what it says comes a question later, and what its questions cost
+    the step and the host is measured as a tap's cost is."""
     asked = [line["questions_seconds"] for line in found["lines"] if line["row"] == name]
-    return replace(rates, tap=0.0, tap_more=(), delay=statistics.median(asked))
+    own = Rates(**found["beside"])
+    return replace(rates, tap=own.tap, tap_more=own.tap_more, host=own.host, delay=statistics.median(asked))
 
 
 def terms(

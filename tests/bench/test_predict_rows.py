@@ -1,6 +1,6 @@
 """What a live run pays, put on the simulated machine of its rates term by term; and the share of replay's gain."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -154,12 +154,12 @@ def test_who_predicts_pays_for_a_longer_host_and_who_does_not_pays_nothing() -> 
     assert replace(spoken["experts"], slots=plain["experts"].slots) == plain["experts"]
 
 
-def test_who_is_asked_beside_the_step_has_no_tap_and_speaks_a_question_later() -> None:
-    lines = [{"row": "apart", "questions_seconds": each * 1e-6} for each in (90, 94, 91)]
-    found = FOUND | {"lines": [*lines, {"row": "LFRU"}]}
-    rates = replace(RATES, tap_more=(1e-6, 2e-6))
-    looking = dict(terms(0.25, RECORDING, beside(rates, found, "apart"), FOUND))["delay"].looking
-    assert (looking.tap_seconds, looking.tap_more, pytest.approx(looking.delay_seconds)) == (0.0, (), 91e-6)
+def test_who_is_asked_beside_the_step_pays_what_questions_cost_and_speaks_a_question_later() -> None:
+    lines = [{"row": "apart", "questions_seconds": each * 1e-6} for each in (26, 30, 27)]
+    cost = asdict(replace(RATES, tap=5e-6, tap_more=(1e-6, 2e-6), host=3e-5))
+    rates = beside(RATES, FOUND | {"lines": [*lines, {"row": "LFRU"}], "beside": cost}, "apart")
+    assert rates == replace(RATES, tap=5e-6, tap_more=(1e-6, 2e-6), host=3e-5, delay=rates.delay)
+    assert rates.delay == pytest.approx(27e-6)
 
 
 def test_what_is_said_two_layers_ahead_holds_until_the_layer_comes() -> None:

@@ -153,7 +153,10 @@ class TransformerKernels:
         self._x, self._fed, self._parts, self._fed_parts = room(), room(), room(HEADS), room(PARTS)
 
     def answer(self, routed: Tensor, order: int) -> Tensor:
-        """`routed` [L, k] int64, -1 for none, of which layer `order` is the last to be shown → logits [1, E] fp32."""
+        """`routed` [L, k] int64, -1 for none, of which layer `order` is the last to be shown → logits [1, E] fp32.
+
+        It may lie in pinned memory.
+        """
         inner = self._layers[0].up.shape[0]
         width, eps = self._embedding.shape[1], 1e-5
         sizes = {"EPS": eps, "S": self._room, "D": width}
@@ -170,7 +173,7 @@ class TransformerKernels:
                 self._fed, self._fed_parts, F=inner, P=inner // PARTS, N=HEADS, **sizes,
             )  # fmt: skip
             before = layer
-        logits = torch.empty(1, self.experts, dtype=torch.float32, device=routed.device)
+        logits = torch.empty(1, self.experts, dtype=torch.float32, device=self._x.device)
         last = self._layers[-1]
         _say[(1,)](
             self._steps, self._fed, self._fed_parts, last.down_bias, *last.norms[2:], self._out, self._out_bias,

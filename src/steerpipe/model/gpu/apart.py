@@ -44,6 +44,11 @@ class ApartForecaster:
     dtype: torch.dtype = torch.bfloat16
     questions: Questions = field(default_factory=Questions)
 
+    @property
+    def reads_pinned(self) -> bool:
+        """Whether its kernels read the host's memory: a copy before them takes as long as one of them."""
+        return all(isinstance(each, TransformerKernels) for each in self.networks)
+
     def answer(self, routed: Tensor, order: int, *, stamp: Tensor, words: Tensor, forced: Tensor) -> None:
         """Layer `order` has routed: what is said of the layer `horizon` later. See `shown` and kernels/foretell.py."""
         network = self.networks[(order + self.horizon) % len(self.networks)]
@@ -76,7 +81,7 @@ class Apart:
         self.forced = torch.full((layers, NAMED), -1, dtype=torch.int32, device=device)
         self._history = torch.full((layers, forecaster.top_k), -1, dtype=torch.int64, pin_memory=True)
         self._stamp = torch.zeros(1, dtype=torch.int64, pin_memory=True)
-        self._here, self._stamped = self._history.to(device), self._stamp.to(device)  # what the graphs compute with
+        self._here, self._stamped = self._history.to(device), self._stamp.to(device)  # what torch's kernels read
         self._written = self._history.numpy(), self._stamp.numpy()
         self._stream = torch.cuda.Stream(device, priority=-1)
         self._stream_before = torch.cuda.current_stream(device)
@@ -86,7 +91,7 @@ class Apart:
         forecaster.questions.seconds = self.seconds(layers - 1)
 
     def begin(self) -> None:
-        """A step begins, on the stream that is current now: to ask which that is takes as long as a question."""
+        """A step begins, on the stream that is current now: it is looked up once, not at every question."""
         self._written[0].fill(-1)
         self._stream_before = torch.cuda.current_stream()
 
@@ -129,11 +134,12 @@ class Apart:
         return graph
 
     def _answer(self, order: int) -> None:
-        self._here.copy_(self._history, non_blocking=True)
-        self._stamped.copy_(self._stamp, non_blocking=True)
-        self.forecaster.answer(
-            self._here, order, stamp=self._stamped, words=self.words.words[order], forced=self.forced[order]
-        )
+        if self.forecaster.reads_pinned:
+            routed, stamp = self._history, self._stamp
+        else:
+            routed, stamp = self._here.copy_(self._history, non_blocking=True), self._stamped
+            stamp.copy_(self._stamp, non_blocking=True)
+        self.forecaster.answer(routed, order, stamp=stamp, words=self.words.words[order], forced=self.forced[order])
 
 
 class SteerApart(Steer):
