@@ -23,12 +23,12 @@ import torch
 
 from benchmarks.predict_parts import Log
 from benchmarks.predict_rates import measure_rates, profile_rates
-from benchmarks.predict_rows import ROWS, Row
+from benchmarks.predict_rows import ROWS, Row, said_of
 from benchmarks.predict_spans import timed_replays
 from benchmarks.reuse_parts import Heard, made_up_reuse
 from steerpipe.bench.budgets import Ladder
 from steerpipe.bench.forecasts import ForecastFile, read_forecasts
-from steerpipe.bench.prediction import belady, made_up_forecaster, made_up_transformers, spoken
+from steerpipe.bench.prediction import belady, made_up_forecaster, made_up_history, made_up_transformers, spoken
 from steerpipe.bench.residents import ResidentBlocks
 from steerpipe.bench.rig import Rig
 from steerpipe.bench.routing import Routing, never_again
@@ -132,6 +132,8 @@ class Bench:
     def forecaster(self, row: Row) -> Any:
         if row.arithmetic == "transformers":
             return made_up_transformers(self.shape, self.device)
+        if row.arithmetic == "history":
+            return made_up_history(self.shape, self.device)
         return made_up_forecaster(
             self.shape, row.arithmetic, row.horizon, torch.bfloat16, self.device, served=row.served
         )  # fmt: skip
@@ -140,8 +142,7 @@ class Bench:
         slots, policy = slots_of_share(share, self.shape.all_experts), self.policy(row.policy)
         with self.open(slots, policy, served=row.served and not row.said) as source:
             self.listen(policy)
-            if row.said:
-                said = self.file.foresight(row.said, row.horizon)
+            if (said := said_of(row, self.file)) is not None:
                 forecaster = self.forecaster(row)
                 self.rig.predict(forecaster, spoken(said, self.file.recording))
             steps, found = self.steps(source, self.routing, self.given.warmup, self.given.tokens)

@@ -25,7 +25,7 @@ from benchmarks.predict_spans import (
     median_step,
 )
 from steerpipe.bench.forecasts import NAMED
-from steerpipe.bench.prediction import made_up_forecaster, made_up_transformers
+from steerpipe.bench.prediction import made_up_forecaster, made_up_history, made_up_transformers
 from steerpipe.bench.routing import Routing
 from steerpipe.core.blocks import GUESSES
 from steerpipe.kernels.fetch import chunk_for
@@ -36,17 +36,16 @@ if TYPE_CHECKING:
     from benchmarks.predict_on_gpu import Bench
 
 SETTLE, STEPS, ROUNDS = 16, 32, 3  # of a rate
-PLAIN, TAPPED, BESIDE = range(3)  # who predicts meanwhile
+PLAIN, TAPPED, HISTORY = range(3)  # who predicts meanwhile
 
 
 def measure_rates(bench: "Bench", log: Log) -> Rates:
     """Layers with no to k misses, plain and with a tap that names nobody, the host between two steps, and `fetch`."""
-    plain, tapped, beside = points(bench)
+    plain, tapped, history = points(bench)
     log.add("points", [asdict(each) for each in plain])
     log.add("tapped_points", [asdict(each) for each in tapped])
-    if beside:  # of who is asked beside the step: what the questions cost it, the host's part in it
-        log.add("beside_points", [asdict(each) for each in beside])
-        log.add("beside", asdict(rates_of(plain, beside, bench.shape.layers)))
+    log.add("beside_points", [asdict(each) for each in history])
+    log.add("beside", asdict(rates_of(plain, history, bench.shape.layers)))
     views = [bench.ladder.backing.view(number) for number in range(GUESSES)]
     rate = fetch_rate(views, bench.shape.layout.block_bytes, chunk_for(bench.shape.layout.form))
     return replace(rates_of(plain, tapped, bench.shape.layers), guess_bytes_per_second=rate)
@@ -85,6 +84,8 @@ def profile_rates(bench: "Bench", log: Log, rates: Rates) -> Rates:
     step = median_step(hits, bench.shape.layers)
     scale = graph * bench.shape.layers / step
     log.add("profiled step", step)
+    if bench.given.driver == "direct":
+        log.add("beside_delay", scale * _delay(kernels(bench, 0, HISTORY)))
     one = kernels(bench, 1, TAPPED)
     log.add("delay where one is missing", scale * _delay(one))
     copied = kernels(bench, 1, PLAIN)
@@ -106,7 +107,7 @@ def _delay(kernels: list[Kernel]) -> float:
 @contextmanager
 def known(bench: "Bench", new: int, kind: int) -> Iterator[tuple[CudaSource, Routing]]:
     """A source and a routing of which `new` experts are missing in every layer; `kind`: TAPPED: heads name nobody;
-    BESIDE: ExpertTransformers are asked beside the step, and name nobody."""
+    HISTORY: ExpertTransformers, which are asked as the driver asks them, do."""
     layers, top_k = bench.shape.layers, bench.shape.moe.top_k
     routing = missing(bench.shape, new, SETTLE + STEPS)
     with bench.open(3 * layers * top_k) as source:
@@ -114,10 +115,12 @@ def known(bench: "Bench", new: int, kind: int) -> Iterator[tuple[CudaSource, Rou
             # Nobody rests: that would cost nothing.
             source._shelf.throttle = Throttle(most_silent=math.inf)  # noqa: SLF001
             nobody = np.zeros((len(routing.ids), layers, 1, NAMED), dtype=np.int32)
-            if kind == BESIDE:
-                bench.rig.predict(made_up_transformers(bench.shape, bench.device), nobody)
+            shape, device = bench.shape, bench.device
+            if kind == TAPPED:
+                bench.rig.predict(made_up_forecaster(shape, "heads", 1, torch.bfloat16, device), nobody)
             else:
-                bench.rig.predict(made_up_forecaster(bench.shape, "heads", 1, torch.bfloat16, bench.device), nobody)
+                made = made_up_transformers if bench.given.driver == "served" else made_up_history
+                bench.rig.predict(made(shape, device), nobody)
         yield source, routing
 
 
@@ -135,7 +138,7 @@ class Point:
 
 def points(bench: "Bench") -> tuple[list[Point], ...]:
     """By kind, in turn, for no to k experts that are missing in every layer; all of it ROUNDS times."""
-    kinds = [PLAIN, TAPPED, *[BESIDE] * (bench.given.driver == "served")]
+    kinds = [PLAIN, TAPPED, HISTORY]
     found: tuple[list[Point], ...] = ([], [], [])
     every = bench.shape.moe.top_k + 1
     for number in range(ROUNDS * every):

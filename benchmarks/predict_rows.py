@@ -16,6 +16,7 @@ import numpy as np
 
 from steerpipe.arena.foresight import Foresight
 from steerpipe.bench.forecasts import ForecastFile, read_forecasts
+from steerpipe.bench.prediction import held
 from steerpipe.core.blocks import GUESSES
 from steerpipe.kernels.foretell import LEAST_PROBABILITY
 from steerpipe.model.gpu.fetching import guesses_within
@@ -91,7 +92,9 @@ ROWS = (
     Row("LFRU + perfect, 1 and 2 ahead, served", said="perfect", horizon=2, served=True),
     Row("reuse eviction, served", policy="reuse", served=True),
     Row("reuse eviction + heads, 1 and 2 ahead, served", policy="reuse", said="heads", horizon=2, served=True),
+    Row("LFRU + ExpertTransformer, 2 ahead", said="transformers", horizon=2, arithmetic="history"),
 )
+HISTORY = ("transformers", "history")  # arithmetic of networks of routing history: beside the step, inside its graph
 
 
 def speakers(found: dict[str, Any]) -> frozenset[str]:
@@ -125,7 +128,7 @@ def fill_in(given: argparse.Namespace) -> None:
         if row.served and found.get("driver") == "direct":
             continue  # the rates are another driver's
         line: dict[str, Any] = {"row": name, "share": share}
-        own = beside(rates, found, name) if row.arithmetic == "transformers" else rates
+        own = beside(rates, found, name) if row.arithmetic in HISTORY else rates
         for number, (term, machine) in enumerate(terms(share, recording, own, found, predicts=bool(row.said))):
             report = one_row(row, machine, recording, file, found, said_least=LEAST_PROBABILITY if number else 0.0)
             line.setdefault("ms", {})[term] = round(report.tpot_mean_seconds * 1e3, 4)
@@ -145,11 +148,13 @@ def fill_in(given: argparse.Namespace) -> None:
 
 
 def beside(rates: Rates, found: dict[str, Any], name: str) -> Rates:
-    """Of a predictor that is asked beside the step: what it says comes a question later, and what its questions cost
-    the step and the host is measured as a tap's cost is."""
-    asked = [line["questions_seconds"] for line in found["lines"] if line["row"] == name]
-    own = Rates(**found["beside"])
-    return replace(rates, tap=own.tap, tap_more=own.tap_more, host=own.host, delay=statistics.median(asked))
+    """Of a network of routing history: what its questions cost the step and the host is measured as a tap's cost is.
+    What it says beside the step comes a question later; inside the graph, when the next tap says it."""
+    asked = [
+        line["questions_seconds"] for line in found["lines"] if line["row"] == name and "questions_seconds" in line
+    ]
+    own, delay = Rates(**found["beside"]), statistics.median(asked) if asked else found["beside_delay"]
+    return replace(rates, tap=own.tap, tap_more=own.tap_more, host=own.host, delay=delay)
 
 
 def terms(
@@ -200,14 +205,21 @@ def terms(
         yield "delay", replace(machine, looking=replace(looking, delay_seconds=rates.delay))
 
 
+def said_of(row: Row, file: ForecastFile) -> Foresight | None:
+    """Who looks at routing history speaks as far ahead as he can, and it holds until the layer comes; inside the graph
+    the tap before that layer says it."""
+    if not row.said:
+        return None
+    said = file.foresight(row.said, row.horizon)
+    return held(said, 1 if row.arithmetic == "history" else row.horizon) if row.arithmetic in HISTORY else said
+
+
 def one_row(
     row: Row, machine: Machine, recording: Recording, file: ForecastFile, found: dict[str, Any], said_least: float
 ) -> ReplayReport:
     """`said_least`: the probability below which a forecast names nobody, as live."""
     reuse = file.reuse if row.policy == "reuse" else None
-    said = file.foresight(row.said, row.horizon) if row.said else None
-    if said is not None and row.arithmetic == "transformers":  # what was said two layers before holds until it comes
-        said = Foresight(said.ranked[[-1] * row.horizon], said.probability[[-1] * row.horizon])
+    said = said_of(row, file)
     if said is not None:
         said = Foresight(said.ranked, np.where(said.probability >= said_least, said.probability, 0.0))
     return replay(

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.predict_rows import ROWS, Rates, beside, host_more, one_row, read_found, shares, terms
+from benchmarks.predict_rows import ROWS, Rates, beside, host_more, one_row, read_found, said_of, shares, terms
 from steerpipe.arena.foresight import Foresight
 from steerpipe.bench.forecasts import ForecastFile, made_up
 from steerpipe.transfer.machine import Machine
@@ -160,6 +160,8 @@ def test_who_is_asked_beside_the_step_pays_what_questions_cost_and_speaks_a_ques
     rates = beside(RATES, FOUND | {"lines": [*lines, {"row": "LFRU"}], "beside": cost}, "apart")
     assert rates == replace(RATES, tap=5e-6, tap_more=(1e-6, 2e-6), host=3e-5, delay=rates.delay)
     assert rates.delay == pytest.approx(27e-6)
+    inside = beside(RATES, FOUND | {"lines": [{"row": "inside"}], "beside": cost, "beside_delay": 9e-6}, "inside")
+    assert inside == replace(rates, delay=9e-6)
 
 
 def test_what_is_said_two_layers_ahead_holds_until_the_layer_comes() -> None:
@@ -172,6 +174,16 @@ def test_what_is_said_two_layers_ahead_holds_until_the_layer_comes() -> None:
     near = replace(file, said={row.said: perfect})
     assert held.tpot_mean_seconds == one_row(row, machine, RECORDING, near, found, 0.0).tpot_mean_seconds
     assert held.tpot_mean_seconds < replay(RECORDING, machine, predictor=far, warmup_tokens=4).tpot_mean_seconds
+
+
+def test_inside_the_graph_the_tap_before_a_layer_says_what_was_said_two_layers_before() -> None:
+    row = next(row for row in ROWS if row.arithmetic == "history")
+    far = made_up("chance", RECORDING, 2)
+    file = ForecastFile(RECORDING, {row.said: far}, None)
+    said = said_of(row, file)
+    assert said is not None and said.horizon == 1 and (said.ranked[0] == far.ranked[1]).all()
+    assert said.predict(3, 5, 1) == far.predict(3, 5, 2)
+    assert said_of(next(row for row in ROWS if row.name == "LFRU"), file) is None
 
 
 def test_a_note_can_be_read_again() -> None:

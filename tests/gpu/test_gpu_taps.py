@@ -26,7 +26,7 @@ if torch.cuda.is_available():  # importing kernels needs triton
     from steerpipe.kernels.history import TransformerKernels
     from steerpipe.model.gpu.apart import ApartForecaster
     from steerpipe.model.gpu.fetching import NAMED
-    from steerpipe.model.gpu.tap import Forecaster, Head, Lookahead
+    from steerpipe.model.gpu.tap import Forecaster, Head, History, Lookahead
     from steerpipe.predict.trajectory_networks import ExpertTransformer
     from tests.support.gpu import load_gpu, pack_of
 
@@ -124,10 +124,13 @@ def forecaster(
             CUDA, torch.bfloat16
         )
         return ApartForecaster((network,) * layers, EXPERTS, TOP_K)
-    if way == "transformer":
+    if way in ("transformer", "history"):
         torch.manual_seed(0)
         state = ExpertTransformer(EXPERTS).to(CUDA, torch.bfloat16).state_dict()
-        return ApartForecaster((TransformerKernels(state, 10, TOP_K),) * layers, EXPERTS, TOP_K)
+        networks = (TransformerKernels(state, 10, TOP_K),) * layers
+        if way == "history":
+            return Forecaster((History(networks),), commit, served)
+        return ApartForecaster(networks, EXPERTS, TOP_K)
     if way == "lookahead":
         return Forecaster((Lookahead(scale, bias),) * horizon, commit, served)
     head = Head(
@@ -148,7 +151,7 @@ def predicting(loaded: Loaded, made: "Forecaster | ApartForecaster") -> Iterator
 
 @pytest.mark.parametrize("kind", ["own", "perfect", "wrong", "random"])
 @pytest.mark.parametrize(
-    ("way", "horizon"), [("head", 1), ("head", 3), ("lookahead", 2), ("apart", 2), ("transformer", 2)]
+    ("way", "horizon"), [("head", 1), ("head", 3), ("lookahead", 2), ("apart", 2), ("transformer", 2), ("history", 1)]
 )
 @pytest.mark.parametrize("form", ["bfloat16", "int4"])
 def test_no_bit_depends_on_a_predictor_in_the_graph(form: str, way: str, horizon: int, kind: str) -> None:
@@ -168,7 +171,7 @@ def test_no_bit_depends_on_a_predictor_in_the_graph(form: str, way: str, horizon
 
 
 @pytest.mark.parametrize("kind", ["own", "perfect", "wrong", "random"])
-@pytest.mark.parametrize(("way", "slots"), [("head", SLOTS), ("lookahead", 16), ("head", 60)])
+@pytest.mark.parametrize(("way", "slots"), [("head", SLOTS), ("lookahead", 16), ("head", 60), ("history", SLOTS)])
 @pytest.mark.parametrize(
     ("form", "size"), [("bfloat16", "small"), ("bfloat16", "large"), ("int8", "large"), ("int4", "large")]
 )
@@ -198,7 +201,8 @@ def test_no_bit_depends_on_whether_the_host_or_the_device_sends_in_which_step(fo
     bits, routed = truth(form, size)
     loaded, said = model(form, size), words(kind, routed, 2)
     by_host, apart = forecaster(loaded, "head", 2, served=True), forecaster(loaded, "apart", 2)
-    turns = Random(5).choices([None, by_host, forecaster(loaded, "head", 1), apart], k=STEPS)
+    by_device = [forecaster(loaded, way, 1) for way in ("head", "history")]
+    turns = Random(5).choices([None, by_host, *by_device, apart], k=STEPS)
     with CudaSource.open(loaded.experts.pack, slots=SLOTS, device=CUDA, pinned_bytes=1 << 30, direct=True) as source:
         source._shelf.chunk_bytes = 2048
         for _ in range(2):

@@ -143,7 +143,9 @@ def taps() -> None:
 
 def history() -> None:
     for dtype, steps in ((BF16, 10), (FP32, 20)):
-        TransformerKernels(ExpertTransformer(60).to(dtype).state_dict(), steps, 4).answer(empty(24, 4).long(), 23)
+        kernels = TransformerKernels(ExpertTransformer(60).to(dtype).state_dict(), steps, 4)
+        kernels.answer(empty(24, 4).long(), 23)
+        kernels.answer(empty(24, 8, dtype=torch.int32)[:, :4], 23, out=empty(1, 60, dtype=FP32))
 
 
 if __name__ == "__main__":

@@ -33,6 +33,15 @@ def test_kernels_say_what_the_network_says(steps: int, experts: int, top_k: int)
         torch.testing.assert_close(kernels.answer(routed, order), expected, atol=2e-5, rtol=1e-4)
 
 
+def test_a_step_s_own_buffer_is_read_where_it_lies_and_the_answer_has_its_place() -> None:
+    kernels, routed = TransformerKernels(network().state_dict(), 10, 3), routing(EXPERTS, 3)
+    apart = torch.full((LAYERS, 8), 7, dtype=torch.int32)
+    apart[:, :3] = routed
+    place = torch.zeros(1, EXPERTS)
+    assert kernels.answer(apart[:, :3], 13, out=place) is place
+    assert torch.equal(place, kernels.answer(routed, 13))
+
+
 def test_layers_that_have_not_come_and_experts_that_there_are_not_are_not_seen() -> None:
     made, routed = network(), routing(EXPERTS)
     kernels = TransformerKernels(made.state_dict(), 10, TOP_K)

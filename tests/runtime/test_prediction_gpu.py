@@ -28,11 +28,11 @@ pytest.importorskip("triton")
 from steerpipe.model.gpu.tap import Head, Lookahead
 from steerpipe.runtime.prediction_gpu import (
     Driver,
-    _apart,
     _why_not,
     beside_line,
     drivers_of,
     history_for,
+    history_speakers,
     speaker_of,
     spread,
     why_silent,
@@ -146,7 +146,7 @@ def test_a_transformer_is_asked_where_the_host_serves_and_tells_its_microseconds
     save(history(steps=7), tmp_path / "predictors" / "trajectory.safetensors")
     trained = history_for(pack.spec, tmp_path)
     assert trained is not None
-    made = _apart(trained, pack.spec, weights)
+    (made,) = history_speakers(trained, pack.spec, weights, [Driver.HOST])
     assert made.name == "transformer (layers), 2 ahead"
     own = made.predictor
     assert (len(own.networks), own.experts, own.top_k, own.steps, own.horizon) == (24, 60, 4, 7, 2)
@@ -159,6 +159,21 @@ def test_a_transformer_is_asked_where_the_host_serves_and_tells_its_microseconds
         f"prediction: {made.name} takes 310 us a question beside layers of 100 us; "
         "20 of 48 were asked, 11 answered in time"
     )
+
+
+def test_a_transformer_is_asked_inside_the_graph_too_where_the_device_sends() -> None:
+    pack, weights = nano()
+    both = [Driver.DEVICE, Driver.HOST_INSTEAD]
+    apart, inside = history_speakers(history(horizon=3, steps=7), pack.spec, weights, both)
+    assert (apart.name, inside.name) == ("transformer (layers), 3 ahead", "transformer (layers), 3 ahead, in the graph")
+    own = inside.predictor.history
+    assert len(own.networks) == 24 and own.ahead == 3 and inside.predictor.horizon == 1
+    one, other = own.networks[5], apart.predictor.networks[5]
+    assert one._out.data_ptr() == other._out.data_ptr() and one._x.data_ptr() != other._x.data_ptr()
+    assert len(history_speakers(history(horizon=1), pack.spec, weights, both)) == 1  # it would be late
+    others = dict.fromkeys([Decision(target, 2) for target in range(24)], build(Architecture.MLP, 60, 10))
+    mlp = Trajectory(Architecture.MLP, 60, others)
+    assert len(history_speakers(mlp, pack.spec, weights, both)) == 1  # no kernels
 
 
 @pytest.mark.parametrize(

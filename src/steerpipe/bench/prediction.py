@@ -19,6 +19,7 @@ from steerpipe.store.policies import Belady, Reuse
 from steerpipe.transfer.recorded import Recording
 
 if TYPE_CHECKING:
+    from steerpipe.kernels.history import TransformerKernels
     from steerpipe.model.gpu.apart import ApartForecaster
     from steerpipe.model.gpu.tap import Forecaster
 
@@ -57,13 +58,30 @@ def made_up_forecaster(
 
 def made_up_transformers(shape: Shape, device: torch.device) -> "ApartForecaster":
     """The seed's ExpertTransformer at its full size, one for every layer, two layers ahead; weights as initialised."""
+    from steerpipe.model.gpu.apart import ApartForecaster  # Triton
+
+    return ApartForecaster(_transformers(shape, device), shape.moe.experts, shape.moe.top_k)
+
+
+def made_up_history(shape: Shape, device: torch.device) -> "Forecaster":
+    """The same, inside one row's graph."""
+    from steerpipe.model.gpu.tap import Forecaster, History  # Triton
+
+    return Forecaster((History(_transformers(shape, device)),))
+
+
+def _transformers(shape: Shape, device: torch.device) -> "tuple[TransformerKernels, ...]":
     from steerpipe.kernels.history import TransformerKernels  # Triton
-    from steerpipe.model.gpu.apart import ApartForecaster
 
     torch.manual_seed(0)
-    experts, top_k = shape.moe.experts, shape.moe.top_k
-    states = [ExpertTransformer(experts).to(device, torch.bfloat16).state_dict() for _ in range(shape.layers)]
-    return ApartForecaster(tuple(TransformerKernels(each, STEPS, top_k) for each in states), experts, top_k)
+    states = [ExpertTransformer(shape.moe.experts).to(device, torch.bfloat16).state_dict() for _ in range(shape.layers)]
+    return tuple(TransformerKernels(each, STEPS, shape.moe.top_k) for each in states)
+
+
+def held(said: Foresight, horizon: int) -> Foresight:
+    """What was said of a layer from as far as `said` goes, as if it were said 1 to `horizon` layers before it."""
+    farthest = [-1] * horizon
+    return Foresight(said.ranked[farthest], said.probability[farthest])
 
 
 def spoken(said: Foresight, recording: Recording) -> NDArray[np.int32]:

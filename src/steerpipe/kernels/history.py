@@ -37,11 +37,11 @@ def _summed(x, parts, bias, S: tl.constexpr, D: tl.constexpr, N: tl.constexpr):
 
 @triton.jit(do_not_specialize=["order"])
 def _attend(
-    routed, order, steps, embedding, embedded_bias, positions, fed, fed_parts, fed_bias, norm, norm_bias, inner,
+    routed, stride, order, steps, embedding, embedded_bias, positions, fed, fed_parts, fed_bias, norm, norm_bias, inner,
     inner_bias, outer, x, parts, EPS: tl.constexpr, FIRST: tl.constexpr, S: tl.constexpr, D: tl.constexpr,
     H: tl.constexpr, E: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """One head. The first layer reads `routed` [L, k], the second what the first one left."""
+    """One head. The first layer reads `routed` [L, k], rows `stride` apart, the second what the first one left."""
     head = tl.program_id(0)
     step, col, own = tl.arange(0, S), tl.arange(0, D), tl.program_id(0) * H + tl.arange(0, H)
     dtype = inner.dtype.element_ty
@@ -51,7 +51,7 @@ def _attend(
         seen = tl.load(positions + step[:, None] * D + col[None, :], mask=there[:, None], other=0.0).to(tl.float32)
         seen += tl.load(embedded_bias + col)[None, :].to(tl.float32)
         for rank in tl.static_range(K):
-            expert = tl.load(routed + layer * K + rank, mask=there & (layer >= 0), other=-1)
+            expert = tl.load(routed + layer * stride + rank, mask=there & (layer >= 0), other=-1)
             known = (expert >= 0) & (expert < E)
             seen += tl.load(
                 embedding + expert[:, None] * D + col[None, :], mask=known[:, None], other=0.0
@@ -152,11 +152,12 @@ class TransformerKernels:
 
         self._x, self._fed, self._parts, self._fed_parts = room(), room(), room(HEADS), room(PARTS)
 
-    def answer(self, routed: Tensor, order: int) -> Tensor:
-        """`routed` [L, k] int64, -1 for none, of which layer `order` is the last to be shown → logits [1, E] fp32.
+    def answer(self, routed: Tensor, order: int, out: Tensor | None = None) -> Tensor:
+        """`routed` [L, k], -1 for none, of which layer `order` is the last to be shown → logits [1, E] fp32, in `out`.
 
-        It may lie in pinned memory.
+        It may lie in pinned memory. One question after the other: what lies between its kernels is kept.
         """
+        assert routed.stride(1) == 1, "a layer's experts lie side by side"
         inner = self._layers[0].up.shape[0]
         width, eps = self._embedding.shape[1], 1e-5
         sizes = {"EPS": eps, "S": self._room, "D": width}
@@ -164,16 +165,17 @@ class TransformerKernels:
         for layer in self._layers:
             ends = layer if before is None else before  # of the first one it is not read
             _attend[(HEADS,)](
-                routed, order, self._steps, self._embedding, self._embedded_bias, self._positions, self._fed,
-                self._fed_parts, ends.down_bias, *ends.norms[2:], layer.inner, layer.inner_bias, layer.outer, self._x,
-                self._parts, FIRST=before is None, H=width // HEADS, E=self.experts, K=self._top_k, N=PARTS, **sizes,
+                routed, routed.stride(0), order, self._steps, self._embedding, self._embedded_bias, self._positions,
+                self._fed, self._fed_parts, ends.down_bias, *ends.norms[2:], layer.inner, layer.inner_bias, layer.outer,
+                self._x, self._parts, FIRST=before is None, H=width // HEADS, E=self.experts, K=self._top_k,
+                N=PARTS, **sizes,
             )  # fmt: skip
             _feed[(PARTS,)](
                 self._x, self._parts, layer.outer_bias, *layer.norms[:2], layer.up, layer.up_bias, layer.down,
                 self._fed, self._fed_parts, F=inner, P=inner // PARTS, N=HEADS, **sizes,
             )  # fmt: skip
             before = layer
-        logits = torch.empty(1, self.experts, dtype=torch.float32, device=self._x.device)
+        logits = torch.empty(1, self.experts, dtype=torch.float32, device=self._x.device) if out is None else out
         last = self._layers[-1]
         _say[(1,)](
             self._steps, self._fed, self._fed_parts, last.down_bias, *last.norms[2:], self._out, self._out_bias,

@@ -21,7 +21,7 @@ from steerpipe.model.gpu.apart import ApartForecaster, Network
 from steerpipe.model.gpu.decoder import GpuDecoder
 from steerpipe.model.gpu.fetching import NAMED
 from steerpipe.model.gpu.predicted import LayerCounts, PredictedStep, count
-from steerpipe.model.gpu.tap import Forecaster, Head, Lookahead
+from steerpipe.model.gpu.tap import Forecaster, Head, History, Lookahead
 from steerpipe.model.spec import ModelSpec
 from steerpipe.model.weights import ModelWeights
 from steerpipe.predict import files
@@ -68,7 +68,8 @@ def predict_on_gpu(
     if history is not None and (why := why_silent(history, layers, drivers)):
         made.beside = lambda: f"prediction: {history.name} is not asked, {why}"
     elif history is not None:
-        speakers.append(apart := _apart(history, spec, weights))
+        apart, *inside = history_speakers(history, spec, weights, drivers)
+        speakers += [apart, *inside]
         made.beside = partial(beside_line, apart, made.verdicts, layers)
     if not speakers:
         made.standing = lambda: "prediction: none, for the model's predictors look at what graphs on a GPU do not show"
@@ -148,18 +149,25 @@ def _asked(history: Trajectory, layers: int) -> list[Decision]:
     return [Decision(target, horizon) for target in range(layers)]
 
 
-def _apart(history: StoredPredictor, spec: ModelSpec, weights: ModelWeights) -> Speaker:
+def history_speakers(
+    history: StoredPredictor, spec: ModelSpec, weights: ModelWeights, drivers: Collection[Driver]
+) -> list[Speaker]:  # fmt: skip
+    """Asked beside the steps that the host serves; an ExpertTransformer also where the device sends, inside them."""
     assert isinstance(history, Trajectory), "`why_silent` said so"
-    like, moe = weights.embed, spec.moe(spec.moe_layers[0])
-    asked = _asked(history, len(spec.moe_layers))
-    networks: list[Network] = []
-    for each in asked:
-        network = copy.deepcopy(history.networks[each]).to(like.device, like.dtype)
-        kernels = isinstance(network, ExpertTransformer)
-        networks.append(TransformerKernels(network.state_dict(), history.steps, moe.top_k) if kernels else network)
-    horizon = asked[0].horizon
-    made = ApartForecaster(tuple(networks), moe.experts, moe.top_k, history.steps, horizon, like.dtype)
-    return Speaker(f"{history.name}, {horizon} ahead", made)
+    like, moe, asked = weights.embed, spec.moe(spec.moe_layers[0]), _asked(history, len(spec.moe_layers))
+    networks = [copy.deepcopy(history.networks[each]).to(like.device, like.dtype) for each in asked]
+
+    def kernels() -> tuple[TransformerKernels, ...]:
+        """Each has memory of its own to compute in, for both may be asked at once, and the same weights."""
+        own = [each.state_dict() for each in networks if isinstance(each, ExpertTransformer)]
+        return tuple(TransformerKernels(each, history.steps, moe.top_k) for each in own)
+
+    ahead, name = asked[0].horizon, f"{history.name}, {asked[0].horizon} ahead"
+    every: tuple[Network, ...] = kernels() or tuple(networks)
+    apart = Speaker(name, ApartForecaster(every, moe.experts, moe.top_k, history.steps, ahead, like.dtype))
+    if Driver.DEVICE not in drivers or ahead == 1 or not (inside := kernels()):
+        return [apart]
+    return [apart, Speaker(f"{name}, in the graph", Forecaster((History(inside, ahead),)))]
 
 
 def beside_line(apart: Speaker, verdicts: Sequence[Verdict], layers: int) -> str:

@@ -11,13 +11,15 @@ from torch import Tensor
 
 from steerpipe.core.errors import ConfigError, TransferError
 from steerpipe.core.ids import SequenceId
+from steerpipe.kernels.history import TransformerKernels
 from steerpipe.model.gpu.direct import Follower, ReadThrough, sends_by_itself
 from steerpipe.model.gpu.fetching import Fetching
-from steerpipe.model.gpu.mailbox import Mailbox
+from steerpipe.model.gpu.mailbox import INDEX, Mailbox
 from steerpipe.model.gpu.rows import passes
-from steerpipe.model.gpu.tap import Forecaster, Lookahead
+from steerpipe.model.gpu.tap import Forecaster, History, Lookahead
 from steerpipe.model.kv_cache import KvSequence
 from steerpipe.model.step import decode_rows
+from steerpipe.predict.trajectory_networks import ExpertTransformer
 from steerpipe.store.formats import ExpertFormat
 from steerpipe.transfer.cuda.source import CudaSource
 from tests.support.gpu import load_gpu, pack_of
@@ -132,6 +134,54 @@ def test_no_bit_depends_on_what_a_tap_sends_for(
         sent, counts = source.landing.guesses.slots.taken, source.counters()
         assert counts.leased == counts.hits + counts.late + counts.misses
         assert (sent > 0) == (likely > 0) and counts.prefetch.cancelled < max(1, sent)
+
+
+def transformers(loaded: Loaded, likely: float) -> History:
+    """One for each layer, who knows nothing and is as sure as that."""
+    moe = loaded.spec.moe(loaded.spec.moe_layers[0])
+    made = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        state = ExpertTransformer(moe.experts).state_dict()
+        state["out.bias"] += likely
+        made.append(TransformerKernels(state, 10, moe.top_k))
+    return History(tuple(made))
+
+
+@pytest.mark.parametrize(("form", "likely"), [("int4", 9.0), ("bfloat16", -9.0)])
+def test_no_bit_depends_on_what_a_network_of_history_sends_for(form: str, likely: float) -> None:
+    loaded = model(form)
+    with open_direct(loaded, 10) as source:
+        assert torch.equal(drive(loaded, source, Forecaster((transformers(loaded, likely),))), resident_bits(form))
+        source.check_integrity()
+        assert source.landing is not None and source.landing.guesses is not None
+        assert (source.landing.guesses.slots.taken > 0) == (likely > 0)
+
+
+def test_a_tap_says_of_the_next_layer_what_was_asked_two_layers_before_it() -> None:
+    loaded = model("int4")
+    history = transformers(loaded, 1.0)
+    with open_direct(loaded, 10) as source:
+        stepper, kv = Stepper(loaded, source, Forecaster((history,))), loaded.pool.sequence()
+        assert stepper._tap is not None
+        words, routed = stepper._tap.words.words, [torch.empty(0)]
+        for number, token in enumerate(tokens(STEPS, 1)):
+            stepper.step(token, kv)
+            routed.append(stepper._mailbox.words & INDEX)
+            if number == 0:  # nobody was asked before
+                assert not (words[0] >> 16 & 0x7FFF).any()
+            else:
+                assert likeliest(words[0]) == ranked(history.networks[1].answer(routed[-2], 1))
+            assert likeliest(words[1]) == ranked(history.networks[0].answer(routed[-1], 0))
+        kv.free()
+
+
+def likeliest(words: Tensor) -> list[int]:
+    return (words & INDEX)[:4].tolist()
+
+
+def ranked(logits: Tensor) -> list[int]:
+    return logits[0].sort(descending=True, stable=True).indices[:4].tolist()
 
 
 class Interrupted:

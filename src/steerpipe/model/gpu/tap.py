@@ -1,7 +1,8 @@
 """A predictor inside one row's graph: at each router it says what the next layers will need, on a branch of its own.
 
 A trained head is a product of low rank beside the target's own router (predict/head.py); without one the router alone
-looks ahead. Legend: L MoE layers, h horizons, n experts that are named, H hidden, E experts, r rank.
+looks ahead. A network of routing history is asked about a later layer, while this one computes.
+Legend: L MoE layers, h horizons, n experts that are named, H hidden, E experts, k experts per row, r rank.
 """
 
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from steerpipe.kernels.foretell import Correction, HeadInputs, foretell, look
+from steerpipe.kernels.history import TransformerKernels
 from steerpipe.kernels.linear import row_linear
 from steerpipe.model.gpu.fetching import NAMED, Fetching
 from steerpipe.model.gpu.mailbox import INDEX, Mailbox
@@ -43,6 +45,18 @@ class Lookahead:
 
 
 @dataclass(frozen=True, slots=True)
+class History:
+    """ExpertTransformers, one for each target layer, which see the token's routing alone.
+
+    A tap asks about the layer that comes `ahead` layers later and waits for nothing; it says what an earlier one has
+    asked about the next layer.
+    """
+
+    networks: tuple[TransformerKernels, ...]
+    ahead: int = 2
+
+
+@dataclass(frozen=True, slots=True)
 class Sighted:
     """What there is at a tap: the layer's router has decided, and its shared expert has run."""
 
@@ -62,13 +76,17 @@ class Forecaster:
     `served`: by the host, also where one row could read what it misses, and send for what is named, by itself.
     """
 
-    ways: tuple[Head | Lookahead, ...]
+    ways: tuple[Head | Lookahead, ...] | tuple[History]
     commit: bool = False
     served: bool = False
 
     @property
     def horizon(self) -> int:
         return len(self.ways)
+
+    @property
+    def history(self) -> History | None:
+        return self.ways[0] if isinstance(self.ways[0], History) else None
 
 
 @dataclass(slots=True)
@@ -84,6 +102,7 @@ class Tap:
     words: Mailbox = field(init=False)
     forced: Tensor = field(init=False)  # [L, h, n] int32: what is said instead; -1: its own
     _inputs: list[Tensor | None] = field(init=False)  # by horizon: [L, D]
+    _answers: list[Tensor] = field(init=False, default_factory=list)  # by target: logits [1, E] of a network of history
     _held: list[Tensor] = field(init=False, default_factory=list)  # until the branch is joined: nobody may write there
     _said: torch.cuda.Event | None = field(init=False, default=None)
     _stream: torch.cuda.Stream | None = field(init=False, default=None)  # on a CPU there is none
@@ -97,6 +116,10 @@ class Tap:
             if isinstance(way, Head) else None
             for way in self.forecaster.ways
         ]  # fmt: skip
+        if (history := self.forecaster.history) is not None:
+            assert history.ahead > 1 and not self.forecaster.commit, "the next layer is known too late, and not exactly"
+            nobody = (1, history.networks[0].experts), -20.0  # until it was asked
+            self._answers = [torch.full(*nobody, dtype=torch.float32, device=self.device) for _ in range(layers)]
         if self.device.type == "cuda":
             self._stream = torch.cuda.Stream(self.device, priority=PRIORITY)
 
@@ -116,7 +139,7 @@ class Tap:
             self._look(seen, step)
             return
         self._stream.wait_stream(torch.cuda.current_stream())
-        if seen.shared is not None and step.side is not None:
+        if seen.shared is not None and step.side is not None and self.forecaster.history is None:
             self._stream.wait_stream(step.side)
         with torch.cuda.stream(self._stream):
             self._look(seen, step)
@@ -135,9 +158,16 @@ class Tap:
 
     def _look(self, seen: Sighted, step: Step) -> None:
         layers = len(self.spec.moe_layers)
+        if (history := self.forecaster.history) is not None:
+            self._post(0, (seen.order + 1) % layers, seen.order, step, self._answers[(seen.order + 1) % layers])
+            self._mark_said()
+            asked = (seen.order + history.ahead) % layers
+            history.networks[asked].answer(step.experts[:, 0], seen.order, out=self._answers[asked])
+            return
         state = torch.empty_like(seen.x)
         self._held += [each for each in (seen.x, seen.normed, seen.shared, seen.switch, state) if each is not None]
         for number, way in enumerate(self.forecaster.ways):
+            assert not isinstance(way, History), "it is alone"
             target = (seen.order + number + 1) % layers
             rows = self._inputs[number]
             inputs = None if rows is None else HeadInputs(rows, seen.order, target)
@@ -146,11 +176,16 @@ class Tap:
                     seen.x, seen.shared, seen.switch, seen.normed, seen.experts, seen.gates, state=state, inputs=inputs
                 )  # fmt: skip
             self._foretell(number, way, target, seen.order, state, step)
-            if number == 0 and self._stream is not None:
-                self._said = torch.cuda.Event()
-                self._said.record(self._stream)
-                if self.fetching is not None:
-                    self.fetching.said = self._said
+            if number == 0:
+                self._mark_said()
+
+    def _mark_said(self) -> None:
+        """What the next layer will need is said."""
+        if self._stream is not None:
+            self._said = torch.cuda.Event()
+            self._said.record(self._stream)
+            if self.fetching is not None:
+                self.fetching.said = self._said
 
     def _foretell(
         self, number: int, way: Head | Lookahead, target: int, order: int, state: Tensor, step: Step
@@ -166,10 +201,20 @@ class Tap:
             hidden = state.new_empty(1, way.down.shape[1])
             row_linear(rows[target : target + 1], way.down[target], out=hidden, bias=way.down_bias[target])
             correction = Correction(hidden, way.up[target], way.up_bias[target])
+        self._post(number, target, order, step, logits, correction, way)
+
+    def _post(
+        self, number: int, target: int, order: int, step: Step, logits: Tensor, correction: Correction | None = None,
+        way: Head | Lookahead | None = None,
+    ) -> None:  # fmt: skip
+        """What `logits` [1, E] say of layer `target`; `way`: what makes probabilities of them, unless sigmoids do."""
+        moe = self.spec.moe(self.spec.moe_layers[target])
         decided = number == 0 and self.decides(target)
+        own = slice(target, target + 1)
         foretell(
-            logits, correction, top_k=moe.top_k, renormalise=moe.renormalise, scale=way.scale[target : target + 1],
-            bias=way.bias[target : target + 1], positions=step.positions, stamp=step.stamp,
+            logits, correction, top_k=moe.top_k, renormalise=moe.renormalise,
+            scale=None if way is None else way.scale[own], bias=None if way is None else way.bias[own],
+            positions=step.positions, stamp=step.stamp,
             words=self.words.words[order * self.forecaster.horizon + number], forced=self.forced[order, number],
             experts=step.experts[target] if decided else None, gates=step.gates[target] if decided else None,
             sending=self.fetching.sending(order) if self.fetching is not None and number == 0 else None,
