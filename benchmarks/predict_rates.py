@@ -84,8 +84,8 @@ def profile_rates(bench: "Bench", log: Log, rates: Rates) -> Rates:
     step = median_step(hits, bench.shape.layers)
     scale = graph * bench.shape.layers / step
     log.add("profiled step", step)
-    if bench.given.driver == "direct":
-        log.add("beside_delay", scale * _delay(kernels(bench, 0, HISTORY)))
+    # Beside a step that hits, an answer may come after the next router: it would be taken for a quick one.
+    log.add("beside_delay", scale * _delay(kernels(bench, int(bench.given.driver == "served"), HISTORY)))
     one = kernels(bench, 1, TAPPED)
     log.add("delay where one is missing", scale * _delay(one))
     copied = kernels(bench, 1, PLAIN)

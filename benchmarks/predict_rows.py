@@ -95,6 +95,7 @@ ROWS = (
     Row("LFRU + ExpertTransformer, 2 ahead", said="transformers", horizon=2, arithmetic="history"),
 )
 HISTORY = ("transformers", "history")  # arithmetic of networks of routing history: beside the step, inside its graph
+HISTORY_ROWS = frozenset(row.name for row in ROWS if row.arithmetic in HISTORY)
 
 
 def speakers(found: dict[str, Any]) -> frozenset[str]:
@@ -125,10 +126,10 @@ def fill_in(given: argparse.Namespace) -> None:
     found["replayed"] = []
     for name, share in dict.fromkeys((line["row"], line["share"]) for line in found["lines"]):
         row = by_name[name]
-        if row.served and found.get("driver") == "direct":
-            continue  # the rates are another driver's
+        if not replayable(row, found):
+            continue
         line: dict[str, Any] = {"row": name, "share": share}
-        own = beside(rates, found, name) if row.arithmetic in HISTORY else rates
+        own = beside(rates, found) if row.arithmetic in HISTORY else rates
         for number, (term, machine) in enumerate(terms(share, recording, own, found, predicts=bool(row.said))):
             report = one_row(row, machine, recording, file, found, said_least=LEAST_PROBABILITY if number else 0.0)
             line.setdefault("ms", {})[term] = round(report.tpot_mean_seconds * 1e3, 4)
@@ -147,14 +148,21 @@ def fill_in(given: argparse.Namespace) -> None:
     given.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def beside(rates: Rates, found: dict[str, Any], name: str) -> Rates:
-    """Of a network of routing history: what its questions cost the step and the host is measured as a tap's cost is.
-    What it says beside the step comes a question later; inside the graph, when the next tap says it."""
-    asked = [
-        line["questions_seconds"] for line in found["lines"] if line["row"] == name and "questions_seconds" in line
-    ]
-    own, delay = Rates(**found["beside"]), statistics.median(asked) if asked else found["beside_delay"]
-    return replace(rates, tap=own.tap, tap_more=own.tap_more, host=own.host, delay=delay)
+def beside(rates: Rates, found: dict[str, Any]) -> Rates:
+    """Of a network of routing history: what its questions cost the step and the host is measured as a tap's cost is,
+    and so is when what it says can be sent for: beside the step an answer is a question later than its router, inside
+    the graph the next tap says it."""
+    own = Rates(**found["beside"])
+    return replace(rates, tap=own.tap, tap_more=own.tap_more, host=own.host, delay=found["beside_delay"])
+
+
+def replayable(row: Row, found: dict[str, Any]) -> bool:
+    """Whether the rates are of the row's driver, and tell what it costs."""
+    if row.arithmetic in HISTORY and not {"beside", "beside_delay"} <= found.keys():
+        print(f"{row.name}: what questions cost is not in the file")
+        return False
+    another = "direct" if row.served else "served" if row.arithmetic == "history" else ""
+    return found.get("driver") != another
 
 
 def terms(
@@ -237,8 +245,7 @@ def shares(found: dict[str, Any]) -> list[dict[str, Any]]:
     device's clock alone the share of replay's last term is `device_of_replay`, and `steady_of_replay` charges every
     predictor for what the host needed more in all of their runs.
     """
-    host_ms, more_ms = 1e3 * found.get("rates", {}).get("host", 0.0), host_more(found)
-    speaking = speakers(found)
+    more_ms, speaking = [host_more(found, history=each) for each in (False, True)], speakers(found)
     replayed = {(line["row"], line["share"]): line["ms"] for line in found["replayed"]}
     lines = []
     for (name, share), ms in replayed.items():
@@ -256,10 +263,12 @@ def shares(found: dict[str, Any]) -> list[dict[str, Any]]:
         parts = {term: live / (plain[term] - ms[term]) for term in ms if plain[term] - ms[term] > LEAST * ms[term]}
         device = by_tokens(found, share, (LFRU, AGAIN), "graph") - by_tokens(found, share, (name,), "graph")
         promised, speaks = next(reversed(plain.values())) - next(reversed(ms.values())), name in speaking
+        history = name in HISTORY_ROWS
+        charged = found.get("beside" if history else "rates", {}).get("host", 0.0)
         line = {"row": name, "share": share, "live_ms": live, "device_ms": device, "rounds_ms": gains}
         lines.append(line | {
-            "of_replay": parts, "device_of_replay": _part(device, promised + host_ms * speaks),
-            "steady_of_replay": _part(device - more_ms * speaks, promised),
+            "of_replay": parts, "device_of_replay": _part(device, promised + 1e3 * charged * speaks),
+            "steady_of_replay": _part(device - more_ms[history] * speaks, promised),
         })  # fmt: skip
     return lines
 
@@ -268,10 +277,11 @@ def _part(gained: float, promised: float) -> float:
     return gained / promised if promised else math.nan
 
 
-def host_more(found: dict[str, Any]) -> float:
-    """Milliseconds that a predictor adds to a step's host, over all runs of all predictors that did not rest."""
+def host_more(found: dict[str, Any], *, history: bool = False) -> float:
+    """Milliseconds that a predictor adds to a step's host, over all runs of all predictors that did not rest;
+    `history`: of networks of routing history, whose questions are another work."""
     spent: dict[bool, list[float]] = {False: [], True: []}
-    speaking = speakers(found)
+    speaking = frozenset(each for each in speakers(found) if (each in HISTORY_ROWS) == history)
     for line in found["lines"]:
         if (
             "graph_ms" in line

@@ -6,7 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.predict_rows import ROWS, Rates, beside, host_more, one_row, read_found, said_of, shares, terms
+from benchmarks.predict_rows import (
+    ROWS,
+    Rates,
+    Row,
+    beside,
+    host_more,
+    one_row,
+    read_found,
+    replayable,
+    said_of,
+    shares,
+    terms,
+)
 from steerpipe.arena.foresight import Foresight
 from steerpipe.bench.forecasts import ForecastFile, made_up
 from steerpipe.transfer.machine import Machine
@@ -154,14 +166,35 @@ def test_who_predicts_pays_for_a_longer_host_and_who_does_not_pays_nothing() -> 
     assert replace(spoken["experts"], slots=plain["experts"].slots) == plain["experts"]
 
 
-def test_who_is_asked_beside_the_step_pays_what_questions_cost_and_speaks_a_question_later() -> None:
-    lines = [{"row": "apart", "questions_seconds": each * 1e-6} for each in (26, 30, 27)]
+def test_who_looks_at_history_pays_what_questions_cost_and_speaks_when_they_are_answered() -> None:
     cost = asdict(replace(RATES, tap=5e-6, tap_more=(1e-6, 2e-6), host=3e-5))
-    rates = beside(RATES, FOUND | {"lines": [*lines, {"row": "LFRU"}], "beside": cost}, "apart")
-    assert rates == replace(RATES, tap=5e-6, tap_more=(1e-6, 2e-6), host=3e-5, delay=rates.delay)
-    assert rates.delay == pytest.approx(27e-6)
-    inside = beside(RATES, FOUND | {"lines": [{"row": "inside"}], "beside": cost, "beside_delay": 9e-6}, "inside")
-    assert inside == replace(rates, delay=9e-6)
+    rates = beside(RATES, FOUND | {"beside": cost, "beside_delay": 57e-6})
+    assert rates == replace(RATES, tap=5e-6, tap_more=(1e-6, 2e-6), host=3e-5, delay=57e-6)
+
+
+def test_what_a_history_s_host_costs_is_its_own() -> None:
+    plain, heads, history = "LFRU", "LFRU + heads, 1 ahead", "LFRU + ExpertTransformer, 2 ahead"
+    lines = [line(plain, 0, 8.0, graph_ms=7.5), line(heads, 0, 7.7, graph_ms=7.1), line(history, 0, 7.9, graph_ms=7.2)]
+    found = {
+        "rates": {"host": 1e-4}, "beside": {"host": 2e-4}, "lines": lines,
+        "replayed": [{"row": row, "share": 0.25, "ms": {"tap": ms}} for row, ms in ((plain, 8.0), (history, 7.9))],
+    }  # fmt: skip
+    (own,) = shares(found)
+    assert own["of_replay"] == {} and own["live_ms"] == pytest.approx(0.1)  # below what is compared
+    assert (own["device_of_replay"], own["steady_of_replay"]) == pytest.approx((1.0, 1.0))
+    assert (host_more(found), host_more(found, history=True)) == pytest.approx((0.1, 0.2))
+
+
+def test_a_row_is_replayed_on_rates_of_its_driver_that_tell_what_it_costs() -> None:
+    def rows(**found: object) -> set[str]:
+        return {row.arithmetic + " served" * row.served for row in ROWS if row.said and replayable(row, found)}
+
+    costs = {"beside": {}, "beside_delay": 0.0}
+    assert rows(driver="direct", **costs) == {"heads", "lookahead", "history"}
+    served = {"heads", "heads served", "lookahead", "lookahead served"}
+    assert rows(driver="served", **costs) == served | {"transformers served"}
+    assert rows(driver="served") == served and rows(driver="direct") == {"heads", "lookahead"}
+    assert replayable(Row("LFRU"), {})
 
 
 def test_what_is_said_two_layers_ahead_holds_until_the_layer_comes() -> None:

@@ -24,8 +24,9 @@ pytestmark = [
 
 if torch.cuda.is_available():  # importing kernels needs triton
     from steerpipe.kernels.history import TransformerKernels
-    from steerpipe.model.gpu.apart import ApartForecaster
+    from steerpipe.model.gpu.apart import Apart, ApartForecaster
     from steerpipe.model.gpu.fetching import NAMED
+    from steerpipe.model.gpu.mailbox import INDEX
     from steerpipe.model.gpu.tap import Forecaster, Head, History, Lookahead
     from steerpipe.predict.trajectory_networks import ExpertTransformer
     from tests.support.gpu import load_gpu, pack_of
@@ -215,6 +216,70 @@ def test_no_bit_depends_on_whether_the_host_or_the_device_sends_in_which_step(fo
         assert source.landing is not None and source.landing.guesses is not None
         if kind == "perfect":
             assert source.landing.guesses.slots.taken > 5 and source.counters().prefetch.hits > 5
+
+
+def transformers(layers: int) -> "tuple[TransformerKernels, ...]":
+    """One for each layer, which have learnt nothing."""
+    made = []
+    for seed in range(layers):
+        torch.manual_seed(seed)
+        made.append(TransformerKernels(ExpertTransformer(EXPERTS).to(CUDA, torch.bfloat16).state_dict(), 10, TOP_K))
+    return tuple(made)
+
+
+def likeliest(logits: Tensor) -> list[int]:
+    found: list[int] = logits[0].sort(descending=True, stable=True).indices[:NAMED].tolist()
+    return found
+
+
+def test_a_branch_of_history_says_of_the_next_layer_what_was_asked_two_layers_before_it() -> None:
+    loaded, layers = model("int4", "large"), 4
+    networks, routes = transformers(layers), Routes()
+    made, kv = Forecaster((History(networks),)), loaded.pool.sequence()
+    with (
+        CudaSource.open(loaded.experts.pack, slots=SLOTS, device=CUDA, pinned_bytes=1 << 30, direct=True) as source,
+        predicting(loaded, made),
+    ):
+        use = replace(loaded, experts=source)
+        use.prefill(list(range(1, 20)), (), kv)
+        before: Tensor | None = None
+        for token in range(30, 45):
+            routes.records.clear()
+            use.one_row([token], kv, sink=routes)
+            torch.cuda.synchronize()
+            graphs: Any = loaded.decoder
+            tap = graphs._captured[1]._branches.of(made).tap
+            routed = torch.tensor(routes.records, device=CUDA).view(layers, TOP_K)
+            for order in range(layers):
+                seen = routed if order else before
+                words = tap.words.words[order]
+                if seen is None:  # nobody was asked in a token before
+                    assert not (words >> 16 & 0x7FFF).any()
+                    continue
+                said = networks[(order + 1) % layers].answer(seen, (order - 1) % layers)
+                assert (words & INDEX).tolist() == likeliest(said)
+            before = routed
+        source.check_integrity()
+    kv.free()
+
+
+def test_what_is_said_beside_a_step_is_what_the_network_says() -> None:
+    layers, random = 4, Random(7)
+    networks = transformers(layers)
+    apart = Apart(ApartForecaster(networks, EXPERTS, TOP_K), CUDA)
+    for stamp in range(5, 8):
+        apart.begin()
+        routed = torch.full((layers, TOP_K), -1, device=CUDA)
+        for order in range(layers):
+            chosen = random.sample(range(EXPERTS), TOP_K)
+            routed[order] = torch.tensor(chosen)
+            apart.show(order, chosen)
+            assert apart.ask(order, stamp)
+            torch.cuda.synchronize()
+            words = apart.words.look(order, stamp)
+            assert words is not None
+            said = networks[(order + 2) % layers].answer(routed, order)
+            assert [word & INDEX for word in words] == likeliest(said)
 
 
 class Impatient:

@@ -19,8 +19,8 @@ from steerpipe.kernels.attention import decode_attention, scratch_for
 from steerpipe.kernels.attention_prefill import prefill_attention
 from steerpipe.kernels.clock import write_time
 from steerpipe.kernels.combine import combine
-from steerpipe.kernels.foretell import Correction, HeadInputs, foretell, look
-from steerpipe.kernels.history import TransformerKernels
+from steerpipe.kernels.foretell import Asked, Correction, HeadInputs, foretell, look
+from steerpipe.kernels.history import Kept, TransformerKernels
 from steerpipe.kernels.hold import hold
 from steerpipe.kernels.linear import gated, row_gated_linear, row_linear
 from steerpipe.kernels.norm import rms_norm
@@ -135,6 +135,7 @@ def taps() -> None:
                 empty(1, 60, dtype=FP32), head if shared else None, top_k=4, renormalise=commits, scale=calibrated,
                 bias=calibrated,
                 positions=stamp, stamp=stamp, words=empty(8, dtype=torch.int64), forced=empty(8, dtype=torch.int32),
+                asked=None if shared else Asked(empty(2, dtype=torch.int64), 1),
                 experts=chosen if commits else None, gates=gates if commits else None,
             )  # fmt: skip
     hold(empty(4, dtype=torch.int32), empty(60, dtype=torch.int64), seen=empty(4, dtype=torch.int64))
@@ -145,7 +146,8 @@ def history() -> None:
     for dtype, steps in ((BF16, 10), (FP32, 20)):
         kernels = TransformerKernels(ExpertTransformer(60).to(dtype).state_dict(), steps, 4)
         kernels.answer(empty(24, 4).long(), 23)
-        kernels.answer(empty(24, 8, dtype=torch.int32)[:, :4], 23, out=empty(1, 60, dtype=FP32))
+        when, one = empty(2, dtype=torch.int64), empty(1, dtype=torch.int64)
+        kernels.answer(empty(24, 8, dtype=torch.int32)[:, :4], 23, Kept(empty(1, 60, dtype=FP32), when, one, one))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from steerpipe.kernels.foretell import SURE, Correction, HeadInputs, foretell, look
+from steerpipe.kernels.foretell import SURE, Asked, Correction, HeadInputs, foretell, look
 from steerpipe.predict.calibration import margins
 
 HIDDEN, EXPERTS, TOP_K, NAMED = 24, 10, 3, 8
@@ -15,6 +15,7 @@ ONE, HALF = torch.tensor([1.0]), torch.tensor([0.5])
 def told(
     logits: Tensor, correction: Correction | None = None, *, position: int = 4, stamp: int = 7,
     forced: Tensor | None = None, scale: Tensor = ONE, bias: Tensor = HALF, renormalise: bool = False,
+    asked: Asked | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Words, experts and gates."""
     words = torch.zeros(NAMED, dtype=torch.int64)
@@ -22,7 +23,7 @@ def told(
     foretell(
         logits, correction, top_k=TOP_K, renormalise=renormalise, scale=scale, bias=bias,
         positions=torch.tensor([position]), stamp=torch.tensor([stamp]), words=words, forced=forced, experts=experts,
-        gates=gates,
+        gates=gates, asked=asked,
     )  # fmt: skip
     return words, experts, gates
 
@@ -71,6 +72,23 @@ def test_a_row_that_is_not_there_says_nothing_and_chooses_nobody() -> None:
     stamps, _, likely = parts(words)
     assert stamps == [7] * NAMED and not likely.any()
     assert experts.tolist() == [[-1] * TOP_K] and not gates.any()
+
+
+@pytest.mark.parametrize(
+    ("when", "ago", "fresh"),
+    [
+        ([7, 4], 0, True),
+        ([6, 3], 1, True),
+        ([6, 4], 1, False),
+        ([5, 3], 1, False),
+        ([7, 4], 1, False),
+        ([6, 3], 0, False),
+    ],
+)
+def test_what_was_asked_for_another_token_says_nothing(when: list[int], ago: int, fresh: bool) -> None:
+    words, _, _ = told(torch.randn(1, EXPERTS), asked=Asked(torch.tensor(when), ago))
+    stamps, _, likely = parts(words)
+    assert stamps == [7] * NAMED and bool(likely.any()) == fresh
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from steerpipe.kernels.history import TransformerKernels
+from steerpipe.kernels.history import Kept, TransformerKernels
 from steerpipe.model.gpu.apart import shown
 from steerpipe.predict.trajectory_networks import ExpertTransformer
 
@@ -37,9 +37,9 @@ def test_a_step_s_own_buffer_is_read_where_it_lies_and_the_answer_has_its_place(
     kernels, routed = TransformerKernels(network().state_dict(), 10, 3), routing(EXPERTS, 3)
     apart = torch.full((LAYERS, 8), 7, dtype=torch.int32)
     apart[:, :3] = routed
-    place = torch.zeros(1, EXPERTS)
-    assert kernels.answer(apart[:, :3], 13, out=place) is place
-    assert torch.equal(place, kernels.answer(routed, 13))
+    kept = Kept(torch.zeros(1, EXPERTS), torch.zeros(2, dtype=torch.int64), torch.tensor([9]), torch.tensor([41]))
+    assert kernels.answer(apart[:, :3], 13, kept) is kept.logits
+    assert torch.equal(kept.logits, kernels.answer(routed, 13)) and kept.when.tolist() == [9, 41]
 
 
 def test_layers_that_have_not_come_and_experts_that_there_are_not_are_not_seen() -> None:

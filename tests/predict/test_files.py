@@ -165,6 +165,17 @@ def test_a_mark_that_is_none_is_damage(tmp_path: Path) -> None:
             load(tmp_path / "wrong")
 
 
+def test_an_expert_transformer_of_more_steps_than_it_has_positions_is_damage(tmp_path: Path) -> None:
+    networks = {Decision(3, 1): build(Architecture.TRANSFORMER, 8, 50)}
+    history = Trajectory(Architecture.TRANSFORMER, GEOMETRY.experts, networks, steps=50)
+    save(history, tmp_path / "most.safetensors")
+    load(tmp_path / "most.safetensors")
+    history.steps = 51
+    save(history, tmp_path / "more.safetensors")
+    with pytest.raises(DamagedFileError, match="51 steps, and an ExpertTransformer has 50 positions"):
+        load(tmp_path / "more.safetensors")
+
+
 def test_a_folder_is_called_one(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"is a folder\n  fix: give one of the \.safetensors files"):
         load(tmp_path)

@@ -171,15 +171,20 @@ def test_a_transformer_is_asked_inside_the_graph_too_where_the_device_sends() ->
     one, other = own.networks[5], apart.predictor.networks[5]
     assert one._out.data_ptr() == other._out.data_ptr() and one._x.data_ptr() != other._x.data_ptr()
     assert len(history_speakers(history(horizon=1), pack.spec, weights, both)) == 1  # it would be late
-    others = dict.fromkeys([Decision(target, 2) for target in range(24)], build(Architecture.MLP, 60, 10))
-    mlp = Trajectory(Architecture.MLP, 60, others)
-    assert len(history_speakers(mlp, pack.spec, weights, both)) == 1  # no kernels
+    assert len(history_speakers(mlp(), pack.spec, weights, both)) == 1  # no kernels
+    (alone,) = history_speakers(history(), pack.spec, weights, [Driver.DEVICE])
+    assert alone.predictor.history is not None and "too few slots to ask it beside" in beside_line(alone, [], 24)
+
+
+def mlp() -> Trajectory:
+    networks = dict.fromkeys([Decision(target, 2) for target in range(24)], build(Architecture.MLP, 60, 10))
+    return Trajectory(Architecture.MLP, 60, networks)
 
 
 @pytest.mark.parametrize(
     ("trained", "drivers", "why"),
     [
-        (history(), [Driver.DEVICE], "too few slots"),
+        (history(horizon=1), [Driver.DEVICE], "too few slots"),
         (history(window=Window.TOKENS), [Driver.HOST], "--window layers"),
         (history(without=(3,)), [Driver.HOST], "--window layers"),
         (history(layers=23), [Driver.HOST], "without --target"),
@@ -191,3 +196,4 @@ def test_who_cannot_be_asked_does_not_speak_and_it_is_said_why(
 ) -> None:
     assert why in (why_silent(trained, 24, drivers) or "")
     assert why_silent(history(), 24, [Driver.DEVICE, Driver.HOST_INSTEAD]) is None
+    assert why_silent(history(), 24, [Driver.DEVICE]) is None and why_silent(mlp(), 24, [Driver.DEVICE]) is not None

@@ -72,11 +72,11 @@ def _send(
 
 @triton.jit
 def _foretell(
-    logits, hidden, up, up_bias, scale, bias, positions, stamp, forced, words, experts, gates,
+    logits, hidden, up, up_bias, scale, bias, positions, stamp, asked, forced, words, experts, gates,
     table, sighted, head, tags, entries,
     E: tl.constexpr, R: tl.constexpr, N: tl.constexpr, K: tl.constexpr, E_PAD: tl.constexpr, R_PAD: tl.constexpr,
     N_PAD: tl.constexpr, SURE: tl.constexpr, RENORMALISE: tl.constexpr, LEAST: tl.constexpr, RING: tl.constexpr,
-    MOST: tl.constexpr, LATER: tl.constexpr, OVERLAP: tl.constexpr,
+    MOST: tl.constexpr, LATER: tl.constexpr, AGO: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     expert = tl.arange(0, E_PAD)
     rank = tl.arange(0, N_PAD)
@@ -111,6 +111,8 @@ def _foretell(
         told = tl.where(wish >= 0, wish, told)
         named = tl.minimum(told & 0xFFFF, E - 1)
     real = tl.load(positions) >= 0
+    if asked is not None:
+        real = real & (tl.load(asked) + AGO == tl.load(stamp)) & (tl.load(asked + 1) + AGO == tl.load(positions))
     if table is not None:
         then = tl.load(stamp) + LATER
         _send(named, told, real, then, table, sighted, head, tags, entries, LEAST, N, N_PAD, RING, MOST)
@@ -165,6 +167,14 @@ class Correction:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """When logits were made: stamp and position [2] int64 of a step that has to be `ago` steps before this one."""
+
+    when: Tensor
+    ago: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sending:
     """What the likeliest absent experts take tickets of, as a router does; all int64 on the device.
 
@@ -187,12 +197,13 @@ def foretell(
     logits: Tensor, correction: Correction | None, *, top_k: int, renormalise: bool, scale: Tensor | None,
     bias: Tensor | None, positions: Tensor, stamp: Tensor, words: Tensor, forced: Tensor | None = None,
     experts: Tensor | None = None, gates: Tensor | None = None, sending: Sending | None = None,
+    asked: Asked | None = None,
 ) -> None:  # fmt: skip
     """logits [1, E] fp32 → words [n] int64 in pinned memory, the likeliest first: stamp << 32 | p << 16 | expert.
 
     p has 15 bits; the probability is sigmoid(scale · margin + bias), with scale and bias [1] fp32 and the margin as
-    `predict.calibration` has it; without them sigmoid(logit). A row at position -1 posts p 0. forced [n] int32: what is
-    said instead (-1: its own).
+    `predict.calibration` has it; without them sigmoid(logit). A row at position -1 posts p 0, and so does one whose
+    logits were made for another token than `asked` has it. forced [n] int32: what is said instead (-1: its own).
     experts and gates [1, k] receive the named ones and their softmax weights, for a layer that is not asked itself.
     sending: experts named with LEAST_PROBABILITY at least that are not here get slots, for `fetch`.
     """
@@ -205,9 +216,11 @@ def foretell(
     sent = (None,) * 5 if s is None else (s.table, s.sighted, s.head, s.tags, s.entries)
     overlap = overlapped(logits)
     _foretell[(1,)](
-        logits, *given, scale, bias, positions, stamp, forced, words, experts, gates, *sent,
+        logits, *given, scale, bias, positions, stamp, None if asked is None else asked.when, forced, words, experts,
+        gates, *sent,
         E=count, R=rank, N=named, K=top_k, E_PAD=triton.next_power_of_2(count), R_PAD=triton.next_power_of_2(rank),
         N_PAD=triton.next_power_of_2(named), SURE=SURE, RENORMALISE=renormalise,
         LEAST=int(LEAST_PROBABILITY * SURE), RING=1 if s is None else len(s.ring), MOST=0 if s is None else s.most,
-        LATER=0 if s is None else s.later, OVERLAP=overlap, num_warps=8, launch_pdl=overlap,
+        LATER=0 if s is None else s.later, AGO=0 if asked is None else asked.ago,
+        OVERLAP=overlap, num_warps=8, launch_pdl=overlap,
     )  # fmt: skip

@@ -95,8 +95,8 @@ def _feed(
 
 @triton.jit
 def _say(
-    steps, fed, fed_parts, fed_bias, norm, norm_bias, out, out_bias, logits, EPS: tl.constexpr, S: tl.constexpr,
-    D: tl.constexpr, E: tl.constexpr, E_PAD: tl.constexpr, N: tl.constexpr,
+    steps, fed, fed_parts, fed_bias, norm, norm_bias, out, out_bias, logits, stamp, positions, asked,
+    EPS: tl.constexpr, S: tl.constexpr, D: tl.constexpr, E: tl.constexpr, E_PAD: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """The last step speaks."""
     col, expert = tl.arange(0, D), tl.arange(0, E_PAD)
@@ -106,6 +106,20 @@ def _say(
     said = tl.sum(rows.to(tl.float32) * last[None, :], 1)
     bias = tl.load(out_bias + expert, mask=expert < E, other=0.0).to(tl.float32)
     tl.store(logits + expert, said + bias, mask=expert < E)
+    if asked is not None:
+        tl.store(asked, tl.load(stamp))
+        tl.store(asked + 1, tl.load(positions))
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Where an answer stays: logits [1, E] fp32, and when it was given: stamp and position `when` [2] int64, of which
+    the step has the first in `stamp`, the second in `positions` [1]."""
+
+    logits: Tensor
+    when: Tensor
+    stamp: Tensor
+    positions: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,7 +150,10 @@ class EncoderLayer:
 
 
 class TransformerKernels:
-    """The network of a `state_dict` of predict/trajectory_networks.py's ExpertTransformer, for windows of layers."""
+    """The network of a `state_dict` of predict/trajectory_networks.py's ExpertTransformer, for windows of layers.
+
+    Two encoder layers of four heads; its widths are powers of two.
+    """
 
     def __init__(self, state: Mapping[str, Tensor], steps: int, top_k: int) -> None:
         """`steps` of history, of `top_k` experts each."""
@@ -145,6 +162,7 @@ class TransformerKernels:
         self._layers = [EncoderLayer.of(state, f"encoder.layers.{number}") for number in range(2)]
         self._out, self._out_bias = state["out.weight"].contiguous(), state["out.bias"]
         (self.experts, width), device = self._embedding.shape, self._embedding.device
+        assert steps <= self._positions.shape[1], f"{steps} layers are shown, and there are fewer positions"
         self._steps, self._top_k, self._room = steps, top_k, max(16, triton.next_power_of_2(steps))
 
         def room(*sizes: int) -> Tensor:
@@ -152,10 +170,10 @@ class TransformerKernels:
 
         self._x, self._fed, self._parts, self._fed_parts = room(), room(), room(HEADS), room(PARTS)
 
-    def answer(self, routed: Tensor, order: int, out: Tensor | None = None) -> Tensor:
-        """`routed` [L, k], -1 for none, of which layer `order` is the last to be shown → logits [1, E] fp32, in `out`.
+    def answer(self, routed: Tensor, order: int, kept: Kept | None = None) -> Tensor:
+        """`routed` [L, k], -1 for none, of which layer `order` is the last to be shown → logits [1, E] fp32.
 
-        It may lie in pinned memory. One question after the other: what lies between its kernels is kept.
+        It may lie in pinned memory. One question after the other: its kernels have one place for what they leave.
         """
         assert routed.stride(1) == 1, "a layer's experts lie side by side"
         inner = self._layers[0].up.shape[0]
@@ -175,10 +193,14 @@ class TransformerKernels:
                 self._fed, self._fed_parts, F=inner, P=inner // PARTS, N=HEADS, **sizes,
             )  # fmt: skip
             before = layer
-        logits = torch.empty(1, self.experts, dtype=torch.float32, device=self._x.device) if out is None else out
+        noted: tuple[Tensor | None, ...] = (None,) * 3
+        if kept is None:
+            logits = torch.empty(1, self.experts, dtype=torch.float32, device=self._x.device)
+        else:
+            logits, noted = kept.logits, (kept.stamp, kept.positions, kept.when)
         last = self._layers[-1]
         _say[(1,)](
             self._steps, self._fed, self._fed_parts, last.down_bias, *last.norms[2:], self._out, self._out_bias,
-            logits, E=self.experts, E_PAD=triton.next_power_of_2(self.experts), N=PARTS, **sizes,
+            logits, *noted, E=self.experts, E_PAD=triton.next_power_of_2(self.experts), N=PARTS, **sizes,
         )  # fmt: skip
         return logits

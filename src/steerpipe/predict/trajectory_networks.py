@@ -75,6 +75,9 @@ def _recur(driven: Tensor, weight: Tensor) -> Tensor:
     return torch.stack(states, dim=1)
 
 
+POSITIONS = 50  # of an ExpertTransformer
+
+
 class ExpertTransformer(nn.Module):
     """Width 128, 50 learnt positions, 2 encoder layers of 4 heads and 512, dropout .1; the last step speaks.
 
@@ -85,7 +88,7 @@ class ExpertTransformer(nn.Module):
     def __init__(self, experts: int) -> None:
         super().__init__()
         self.embedding = nn.Linear(experts, 128)
-        self.positions = nn.Parameter(torch.randn(1, 50, 128))
+        self.positions = nn.Parameter(torch.randn(1, POSITIONS, 128))
         layer = nn.TransformerEncoderLayer(d_model=128, nhead=4, dim_feedforward=512, dropout=0.1, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
         self.out = nn.Linear(128, experts)
@@ -125,7 +128,9 @@ def _attend(attention: nn.MultiheadAttention, x: Tensor, own: Tensor) -> Tensor:
 
 
 def build(architecture: Architecture, experts: int, steps: int) -> nn.Module:
-    """`steps`: length of the history."""
+    """`steps`: length of the history. ValueError: an ExpertTransformer has no positions for so many."""
+    if architecture is Architecture.TRANSFORMER and steps > POSITIONS:
+        raise ValueError(f"a history of {steps} steps, and an ExpertTransformer has {POSITIONS} positions")
     if architecture is Architecture.MLP:
         return HistoryMlp(experts, steps)
     return HistoryLstm(experts) if architecture is Architecture.LSTM else ExpertTransformer(experts)

@@ -136,52 +136,64 @@ def test_no_bit_depends_on_what_a_tap_sends_for(
         assert (sent > 0) == (likely > 0) and counts.prefetch.cancelled < max(1, sent)
 
 
-def transformers(loaded: Loaded, likely: float) -> History:
+def transformers(loaded: Loaded, likely: float, ahead: int = 2) -> Forecaster:
     """One for each layer, who knows nothing and is as sure as that."""
     moe = loaded.spec.moe(loaded.spec.moe_layers[0])
     made = []
-    for seed in range(2):
+    for seed in range(len(loaded.spec.moe_layers)):
         torch.manual_seed(seed)
         state = ExpertTransformer(moe.experts).state_dict()
         state["out.bias"] += likely
         made.append(TransformerKernels(state, 10, moe.top_k))
-    return History(tuple(made))
+    return Forecaster((History(tuple(made), ahead),))
 
 
 @pytest.mark.parametrize(("form", "likely"), [("int4", 9.0), ("bfloat16", -9.0)])
 def test_no_bit_depends_on_what_a_network_of_history_sends_for(form: str, likely: float) -> None:
     loaded = model(form)
     with open_direct(loaded, 10) as source:
-        assert torch.equal(drive(loaded, source, Forecaster((transformers(loaded, likely),))), resident_bits(form))
+        assert torch.equal(drive(loaded, source, transformers(loaded, likely)), resident_bits(form))
         source.check_integrity()
         assert source.landing is not None and source.landing.guesses is not None
         assert (source.landing.guesses.slots.taken > 0) == (likely > 0)
 
 
-def test_a_tap_says_of_the_next_layer_what_was_asked_two_layers_before_it() -> None:
-    loaded = model("int4")
-    history = transformers(loaded, 1.0)
-    with open_direct(loaded, 10) as source:
-        stepper, kv = Stepper(loaded, source, Forecaster((history,))), loaded.pool.sequence()
+@pytest.mark.parametrize("ahead", [2, 3])
+def test_a_tap_says_of_the_next_layer_what_an_earlier_one_has_asked_of_the_same_or_the_last_token(ahead: int) -> None:
+    layers = 3
+    made = tiny("qwen3_moe", **SMALL | {"num_hidden_layers": layers, "num_experts": 12})
+    loaded = load_gpu(pack_of(made.folder, ExpertFormat("int4")))
+    forecaster = transformers(loaded, 1.0, ahead)
+    assert forecaster.history is not None
+    networks = forecaster.history.networks
+    with open_direct(loaded, 12) as source:
+        stepper, kv = Stepper(loaded, source, forecaster), loaded.pool.sequence()
         assert stepper._tap is not None
-        words, routed = stepper._tap.words.words, [torch.empty(0)]
-        for number, token in enumerate(tokens(STEPS, 1)):
-            stepper.step(token, kv)
-            routed.append(stepper._mailbox.words & INDEX)
-            if number == 0:  # nobody was asked before
-                assert not (words[0] >> 16 & 0x7FFF).any()
-            else:
-                assert likeliest(words[0]) == ranked(history.networks[1].answer(routed[-2], 1))
-            assert likeliest(words[1]) == ranked(history.networks[0].answer(routed[-1], 0))
+        words, before = stepper._tap.words.words, None
+        for rests, new in [
+            (False, False),
+            (False, False),
+            (True, False),
+            (False, False),
+            (False, True),
+            (False, False),
+        ]:
+            if new:
+                kv.truncate(0)
+            stepper.step(5, kv, rests=rests)
+            routed = stepper._mailbox.words & INDEX
+            for order in range(layers if not rests else 0):
+                asked = order + 1 - ahead  # the layer of the tap that asked; below 0: in the step before
+                seen = routed if asked >= 0 else None if new else before
+                if seen is None:
+                    assert not (words[order] >> 16 & 0x7FFF).any()
+                    continue
+                said = networks[(order + 1) % layers].answer(seen, asked % layers)[0]
+                ranked = said.sort(descending=True, stable=True).indices
+                assert (words[order] & INDEX).tolist() == ranked[:8].tolist()
+                assert (words[order] >> 16 & 0x7FFF).any()
+            before = None if rests else routed
         kv.free()
-
-
-def likeliest(words: Tensor) -> list[int]:
-    return (words & INDEX)[:4].tolist()
-
-
-def ranked(logits: Tensor) -> list[int]:
-    return logits[0].sort(descending=True, stable=True).indices[:4].tolist()
 
 
 class Interrupted:

@@ -19,7 +19,7 @@ from steerpipe.model.gpu.fetching import NAMED
 from steerpipe.model.gpu.mailbox import Mailbox
 from steerpipe.model.gpu.steer import Steer
 
-Network = Callable[[Tensor], Tensor] | TransformerKernels  # history [1, S, E] → logits [1, E]
+Network = Callable[[Tensor], Tensor] | TransformerKernels  # the first: history [1, S, E] → logits [1, E]
 
 
 @dataclass(slots=True)
@@ -91,7 +91,10 @@ class Apart:
         forecaster.questions.seconds = self.seconds(layers - 1)
 
     def begin(self) -> None:
-        """A step begins, on the stream that is current now: it is looked up once, not at every question."""
+        """A step begins, on the stream that is current now: it is looked up once, not at every question.
+
+        A question that is open still may see no history; its answer is not heard.
+        """
         self._written[0].fill(-1)
         self._stream_before = torch.cuda.current_stream()
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from steerpipe.kernels.foretell import Correction, HeadInputs, foretell, look
-from steerpipe.kernels.history import TransformerKernels
+from steerpipe.kernels.foretell import Asked, Correction, HeadInputs, foretell, look
+from steerpipe.kernels.history import Kept, TransformerKernels
 from steerpipe.kernels.linear import row_linear
 from steerpipe.model.gpu.fetching import NAMED, Fetching
 from steerpipe.model.gpu.mailbox import INDEX, Mailbox
@@ -49,7 +49,7 @@ class History:
     """ExpertTransformers, one for each target layer, which see the token's routing alone.
 
     A tap asks about the layer that comes `ahead` layers later and waits for nothing; it says what an earlier one has
-    asked about the next layer.
+    asked about the next layer. What was asked in a step that is not the token before says nothing.
     """
 
     networks: tuple[TransformerKernels, ...]
@@ -102,7 +102,9 @@ class Tap:
     words: Mailbox = field(init=False)
     forced: Tensor = field(init=False)  # [L, h, n] int32: what is said instead; -1: its own
     _inputs: list[Tensor | None] = field(init=False)  # by horizon: [L, D]
-    _answers: list[Tensor] = field(init=False, default_factory=list)  # by target: logits [1, E] of a network of history
+    _answers: list[tuple[Tensor, Tensor]] = field(
+        init=False, default_factory=list
+    )  # by target: see kernels.history.Kept
     _held: list[Tensor] = field(init=False, default_factory=list)  # until the branch is joined: nobody may write there
     _said: torch.cuda.Event | None = field(init=False, default=None)
     _stream: torch.cuda.Stream | None = field(init=False, default=None)  # on a CPU there is none
@@ -118,8 +120,13 @@ class Tap:
         ]  # fmt: skip
         if (history := self.forecaster.history) is not None:
             assert history.ahead > 1 and not self.forecaster.commit, "the next layer is known too late, and not exactly"
-            nobody = (1, history.networks[0].experts), -20.0  # until it was asked
-            self._answers = [torch.full(*nobody, dtype=torch.float32, device=self.device) for _ in range(layers)]
+            self._answers = [
+                (
+                    torch.zeros(1, history.networks[0].experts, dtype=torch.float32, device=self.device),
+                    torch.full((2,), -2, dtype=torch.int64, device=self.device),
+                )
+                for _ in range(layers)
+            ]
         if self.device.type == "cuda":
             self._stream = torch.cuda.Stream(self.device, priority=PRIORITY)
 
@@ -159,10 +166,7 @@ class Tap:
     def _look(self, seen: Sighted, step: Step) -> None:
         layers = len(self.spec.moe_layers)
         if (history := self.forecaster.history) is not None:
-            self._post(0, (seen.order + 1) % layers, seen.order, step, self._answers[(seen.order + 1) % layers])
-            self._mark_said()
-            asked = (seen.order + history.ahead) % layers
-            history.networks[asked].answer(step.experts[:, 0], seen.order, out=self._answers[asked])
+            self._recall(history, seen.order, step)
             return
         state = torch.empty_like(seen.x)
         self._held += [each for each in (seen.x, seen.normed, seen.shared, seen.switch, state) if each is not None]
@@ -178,6 +182,17 @@ class Tap:
             self._foretell(number, way, target, seen.order, state, step)
             if number == 0:
                 self._mark_said()
+
+    def _recall(self, history: History, order: int, step: Step) -> None:
+        """Says what is known of the next layer, then asks about a later one."""
+        layers = len(self.spec.moe_layers)
+        target, asked = (order + 1) % layers, (order + history.ahead) % layers
+        logits, when = self._answers[target]
+        ago = -((order + 1 - history.ahead) // layers)  # 1: by a tap of the token before
+        self._post(0, target, order, step, logits, asked=Asked(when, ago))
+        self._mark_said()
+        logits, when = self._answers[asked]
+        history.networks[asked].answer(step.experts[:, 0], order, Kept(logits, when, step.stamp, step.positions))
 
     def _mark_said(self) -> None:
         """What the next layer will need is said."""
@@ -205,7 +220,7 @@ class Tap:
 
     def _post(
         self, number: int, target: int, order: int, step: Step, logits: Tensor, correction: Correction | None = None,
-        way: Head | Lookahead | None = None,
+        way: Head | Lookahead | None = None, asked: Asked | None = None,
     ) -> None:  # fmt: skip
         """What `logits` [1, E] say of layer `target`; `way`: what makes probabilities of them, unless sigmoids do."""
         moe = self.spec.moe(self.spec.moe_layers[target])
@@ -217,5 +232,5 @@ class Tap:
             positions=step.positions, stamp=step.stamp,
             words=self.words.words[order * self.forecaster.horizon + number], forced=self.forced[order, number],
             experts=step.experts[target] if decided else None, gates=step.gates[target] if decided else None,
-            sending=self.fetching.sending(order) if self.fetching is not None and number == 0 else None,
+            sending=self.fetching.sending(order) if self.fetching is not None and number == 0 else None, asked=asked,
         )  # fmt: skip
