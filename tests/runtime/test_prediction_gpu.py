@@ -28,11 +28,11 @@ pytest.importorskip("triton")
 from steerpipe.model.gpu.tap import Head, Lookahead
 from steerpipe.runtime.prediction_gpu import (
     Driver,
+    _apart,
     _why_not,
     beside_line,
     drivers_of,
     history_for,
-    history_speakers,
     speaker_of,
     spread,
     why_silent,
@@ -146,7 +146,7 @@ def test_a_transformer_is_asked_where_the_host_serves_and_tells_its_microseconds
     save(history(steps=7), tmp_path / "predictors" / "trajectory.safetensors")
     trained = history_for(pack.spec, tmp_path)
     assert trained is not None
-    (made,) = history_speakers(trained, pack.spec, weights, [Driver.HOST])
+    made = _apart(trained, pack.spec, weights)
     assert made.name == "transformer (layers), 2 ahead"
     own = made.predictor
     assert (len(own.networks), own.experts, own.top_k, own.steps, own.horizon) == (24, 60, 4, 7, 2)
@@ -161,30 +161,10 @@ def test_a_transformer_is_asked_where_the_host_serves_and_tells_its_microseconds
     )
 
 
-def test_a_transformer_is_asked_inside_the_graph_too_where_the_device_sends() -> None:
-    pack, weights = nano()
-    both = [Driver.DEVICE, Driver.HOST_INSTEAD]
-    apart, inside = history_speakers(history(horizon=3, steps=7), pack.spec, weights, both)
-    assert (apart.name, inside.name) == ("transformer (layers), 3 ahead", "transformer (layers), 3 ahead, in the graph")
-    own = inside.predictor.history
-    assert len(own.networks) == 24 and own.ahead == 3 and inside.predictor.horizon == 1
-    one, other = own.networks[5], apart.predictor.networks[5]
-    assert one._out.data_ptr() == other._out.data_ptr() and one._x.data_ptr() != other._x.data_ptr()
-    assert len(history_speakers(history(horizon=1), pack.spec, weights, both)) == 1  # it would be late
-    assert len(history_speakers(mlp(), pack.spec, weights, both)) == 1  # no kernels
-    (alone,) = history_speakers(history(), pack.spec, weights, [Driver.DEVICE])
-    assert alone.predictor.history is not None and "too few slots to ask it beside" in beside_line(alone, [], 24)
-
-
-def mlp() -> Trajectory:
-    networks = dict.fromkeys([Decision(target, 2) for target in range(24)], build(Architecture.MLP, 60, 10))
-    return Trajectory(Architecture.MLP, 60, networks)
-
-
 @pytest.mark.parametrize(
     ("trained", "drivers", "why"),
     [
-        (history(horizon=1), [Driver.DEVICE], "too few slots"),
+        (history(), [Driver.DEVICE], "too few slots"),
         (history(window=Window.TOKENS), [Driver.HOST], "--window layers"),
         (history(without=(3,)), [Driver.HOST], "--window layers"),
         (history(layers=23), [Driver.HOST], "without --target"),
@@ -196,4 +176,3 @@ def test_who_cannot_be_asked_does_not_speak_and_it_is_said_why(
 ) -> None:
     assert why in (why_silent(trained, 24, drivers) or "")
     assert why_silent(history(), 24, [Driver.DEVICE, Driver.HOST_INSTEAD]) is None
-    assert why_silent(history(), 24, [Driver.DEVICE]) is None and why_silent(mlp(), 24, [Driver.DEVICE]) is not None

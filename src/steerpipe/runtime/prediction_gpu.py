@@ -21,7 +21,7 @@ from steerpipe.model.gpu.apart import ApartForecaster, Network
 from steerpipe.model.gpu.decoder import GpuDecoder
 from steerpipe.model.gpu.fetching import NAMED
 from steerpipe.model.gpu.predicted import LayerCounts, PredictedStep, count
-from steerpipe.model.gpu.tap import Forecaster, Head, History, Lookahead
+from steerpipe.model.gpu.tap import Forecaster, Head, Lookahead
 from steerpipe.model.spec import ModelSpec
 from steerpipe.model.weights import ModelWeights
 from steerpipe.predict import files
@@ -68,9 +68,8 @@ def predict_on_gpu(
     if history is not None and (why := why_silent(history, layers, drivers)):
         made.beside = lambda: f"prediction: {history.name} is not asked, {why}"
     elif history is not None:
-        asked = history_speakers(history, spec, weights, drivers)
-        speakers += asked
-        made.beside = partial(beside_line, asked[0], made.verdicts, layers)
+        speakers.append(apart := _apart(history, spec, weights))
+        made.beside = partial(beside_line, apart, made.verdicts, layers)
     if not speakers:
         made.standing = lambda: "prediction: none, for the model's predictors look at what graphs on a GPU do not show"
         return made, None
@@ -134,24 +133,13 @@ def history_for(spec: ModelSpec, folder: Path, digest: str | None = None) -> Sto
 
 
 def why_silent(history: StoredPredictor, layers: int, drivers: Collection[Driver]) -> str | None:
-    """Why it is not asked: beside the steps, which the host has to serve then, or inside, where the device sends."""
+    """Why it is not asked beside the steps, which the host has to serve then."""
     if not isinstance(history, Trajectory) or history.window is not Window.LAYERS or history.without:
         return "for it does not look at the last layers alone (steerpipe train transformer --window layers)"
     if not history.networks or any(each not in history.networks for each in _asked(history, layers)):
         return "for it does not know every layer (train it with --horizon 2, and without --target)"
-    asked = _is_served(drivers) or _sends_inside(history, layers, drivers)
-    return None if asked else "for there are too few slots for the host to serve one row"
-
-
-def _is_served(drivers: Collection[Driver]) -> bool:
-    return any(driver is not Driver.DEVICE for driver in drivers)
-
-
-def _sends_inside(history: Trajectory, layers: int, drivers: Collection[Driver]) -> bool:
-    """One layer ahead would be too late: a question takes as long as attention."""
-    asked = _asked(history, layers)
-    kernels = isinstance(history.networks[asked[0]], ExpertTransformer)
-    return Driver.DEVICE in drivers and kernels and asked[0].horizon > 1
+    served = any(driver is not Driver.DEVICE for driver in drivers)
+    return None if served else "for there are too few slots for the host to serve one row"
 
 
 def _asked(history: Trajectory, layers: int) -> list[Decision]:
@@ -160,41 +148,28 @@ def _asked(history: Trajectory, layers: int) -> list[Decision]:
     return [Decision(target, horizon) for target in range(layers)]
 
 
-def history_speakers(
-    history: StoredPredictor, spec: ModelSpec, weights: ModelWeights, drivers: Collection[Driver]
-) -> list[Speaker]:  # fmt: skip
-    """Asked beside the steps that the host serves; an ExpertTransformer also where the device sends, inside them.
-    One at least, the one beside first, where `why_silent` has nothing to say."""
+def _apart(history: StoredPredictor, spec: ModelSpec, weights: ModelWeights) -> Speaker:
     assert isinstance(history, Trajectory), "`why_silent` said so"
-    like, moe, asked = weights.embed, spec.moe(spec.moe_layers[0]), _asked(history, len(spec.moe_layers))
-    networks = [copy.deepcopy(history.networks[each]).to(like.device, like.dtype) for each in asked]
-
-    def kernels() -> tuple[TransformerKernels, ...]:
-        """Each has memory of its own to compute in, for both may be asked at once, and the same weights."""
-        own = [each.state_dict() for each in networks if isinstance(each, ExpertTransformer)]
-        return tuple(TransformerKernels(each, history.steps, moe.top_k) for each in own)
-
-    ahead, name = asked[0].horizon, f"{history.name}, {asked[0].horizon} ahead"
-    speakers: list[Speaker] = []
-    if _is_served(drivers):
-        every: tuple[Network, ...] = kernels() or tuple(networks)
-        made = ApartForecaster(every, moe.experts, moe.top_k, history.steps, ahead, like.dtype)
-        speakers.append(Speaker(name, made))
-    if _sends_inside(history, len(spec.moe_layers), drivers):
-        speakers.append(Speaker(f"{name}, in the graph", Forecaster((History(kernels(), ahead),))))
-    return speakers
+    like, moe = weights.embed, spec.moe(spec.moe_layers[0])
+    asked = _asked(history, len(spec.moe_layers))
+    networks: list[Network] = []
+    for each in asked:
+        network = copy.deepcopy(history.networks[each]).to(like.device, like.dtype)
+        kernels = isinstance(network, ExpertTransformer)
+        networks.append(TransformerKernels(network.state_dict(), history.steps, moe.top_k) if kernels else network)
+    horizon = asked[0].horizon
+    made = ApartForecaster(tuple(networks), moe.experts, moe.top_k, history.steps, horizon, like.dtype)
+    return Speaker(f"{history.name}, {horizon} ahead", made)
 
 
-def beside_line(speaker: Speaker, verdicts: Sequence[Verdict], layers: int) -> str:
-    """What it takes beside a step, and how often it could say something."""
-    if not isinstance(speaker.predictor, ApartForecaster):
-        return f"prediction: {speaker.name}, is not timed by itself: there are too few slots to ask it beside a step"
-    asked = speaker.predictor.questions
+def beside_line(apart: Speaker, verdicts: Sequence[Verdict], layers: int) -> str:
+    """What it takes, and how often it could say something."""
+    asked = apart.predictor.questions
     if asked.seconds is None:
-        return f"prediction: {speaker.name} was not asked yet"
+        return f"prediction: {apart.name} was not asked yet"
     layer = f" beside layers of {verdicts[-1].seconds[0] / layers * 1e6:.0f} us" if verdicts else ""
     told = f"{asked.asked} of {asked.possible} were asked, {asked.in_time} answered in time"
-    return f"prediction: {speaker.name} takes {asked.seconds * 1e6:.0f} us a question{layer}; {told}"
+    return f"prediction: {apart.name} takes {asked.seconds * 1e6:.0f} us a question{layer}; {told}"
 
 
 def _plain_name(predictor: RoutingPredictor) -> str:
