@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("src", "tests", "recipes", "tools", "pyproject.toml", "README.md", "docs")  # what tests may read
+COPIED = ("src", "tests", "recipes", "tools", "examples", "pyproject.toml", "README.md", "docs")  # what tests may read
 LIMIT_SECONDS = 300.0
 TESTS_FAILED = 1  # of pytest's exit statuses
 
