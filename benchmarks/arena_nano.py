@@ -11,7 +11,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from steerpipe.arena.contest import Options, run_arena
 from steerpipe.arena.entries import Entry, Role
 from steerpipe.arena.lineup import saved_entries, shipped_reuse, usual_entries
 from steerpipe.arena.machines import stated_machines
+from steerpipe.arena.metrics import Metrics
 from steerpipe.arena.page import write_page
 from steerpipe.arena.plots import draw_all
 from steerpipe.arena.results import ArenaResult, EntryResult
@@ -76,6 +77,7 @@ def brief(result: ArenaResult) -> dict[str, Any]:
     """What tables and docs are made of, in three digits, without what can be computed from the rest."""
     return {
         "setting": asdict(result.setting),
+        "overall_columns": list(OVERALL),
         "entries": [_brief_entry(entry) for entry in result.entries],
         "worth_tokens": result.worth_tokens,
         "worth_columns": list(WORTH),
@@ -89,6 +91,7 @@ def brief(result: ArenaResult) -> dict[str, Any]:
     }
 
 
+OVERALL = [each.name for each in fields(Metrics) if each.name not in ("decisions", "missed")]
 WORTH: dict[str, Callable[[ReplayReport], float]] = {
     "tpot_ms": lambda run: round(1e3 * run.tpot_mean_seconds, 2),
     "p95_ms": lambda run: round(1e3 * run.tpot_p95_seconds, 2),
@@ -105,7 +108,7 @@ def _brief_entry(entry: EntryResult) -> dict[str, Any]:
     training = entry.training
     horizons = {
         each.horizon: {
-            **{key: _short(value) for key, value in asdict(each.overall).items() if key not in ("decisions", "missed")},
+            "overall": [_short(getattr(each.overall, key)) for key in OVERALL],
             "recall_by_layer": [None if layer is None else _short(layer.recall) for layer in each.layers],
         }
         for each in entry.horizons

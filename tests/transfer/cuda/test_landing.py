@@ -1,6 +1,7 @@
 """Steps that read what is missing by themselves, on streams that lag: every slot holds what the table says of it."""
 
 import ctypes
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from random import Random
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steerpipe.core.blocks import DirectReads
+from steerpipe.core.blocks import DirectReads, SentBlock
 from steerpipe.core.errors import ConfigError, TransferError
 from steerpipe.transfer.cuda.copier import HostCopier
 from steerpipe.transfer.cuda.landing import LAYERS_LENT, PINNED, supply_of
@@ -365,6 +366,47 @@ def test_an_expert_that_landed_twice_keeps_its_first_slot() -> None:
         assert landing.follow(1, DirectReads([3], [3], [3]), ticket) == 2
         assert machine.source._shelf.table.slots_of([3]) == kept
         machine.check()
+
+
+class Calls(HostCopier):
+    """Notes how many words each call has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words: list[int] = []
+
+    def write(self, address: int, value: int) -> None:
+        self.words.append(1)
+        super().write(address, value)
+
+    def write_many(self, words: Sequence[tuple[int, int]]) -> None:
+        self.words.append(len(words))
+        for address, value in words:
+            super().write(address, value)
+
+
+def test_all_words_of_a_layer_go_in_one_call_the_tail_last() -> None:
+    layers, copier = made_up(), Calls()
+    blocks = contents(layers, 0)
+    with CudaSource(
+        layers, backing(blocks, copier), slots=16, device=CPU, copier=copier, policy="lru", direct=True
+    ) as source:  # fmt: skip
+        landing, near = source.landing, dict[int, list[int]]()
+        assert landing is not None and landing.guesses is not None
+        ticket, guesses = landing.begin(), landing.guesses
+        guesses.begin()
+        for first, layer in itertools.product((0, 2, 4), NAMES):  # until all slots have owners
+            copier.words.clear()
+            landing.head[0] += 2
+            pair = [first, first + 1]
+            ticket = landing.follow(layer, DirectReads(pair, pair, pair), ticket)
+        assert copier.words == [7]  # two entries, two old owners', two slots, the tail
+        copier.words.clear()
+        guesses.head[0] += 1
+        order, expert = divmod(list(source._shelf.here).index(0), EXPERTS)
+        guesses.settle(NAMES[order], [SentBlock(expert, 1.0)], [expert], lambda: near)
+        assert copier.words == [4]  # one of each
+        assert int(guesses.tail[0]) == int(guesses.head[0]) + guesses.slots.most
 
 
 def test_a_layer_that_was_followed_is_not_followed_twice() -> None:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+Word = tuple[int, int]  # of device memory: address, value
+
 
 @dataclass(frozen=True, slots=True)
 class Mark:
@@ -41,8 +43,8 @@ class Copier(Protocol):
         """One 64-bit word of device memory. Whoever sees it sees every copy that was queued before it."""
         ...
 
-    def write_many(self, words: Sequence[tuple[int, int]]) -> None:
-        """(address, value) of each, one after the other as `write` has it, in one call where there is one."""
+    def write_many(self, words: Sequence[Word]) -> None:
+        """Each one after the other as `write` has it, in one call where there is one."""
         ...
 
     def copied(self) -> Mark:
@@ -92,7 +94,7 @@ class HostCopier:
     def write(self, address: int, value: int) -> None:
         ctypes.c_int64.from_address(address).value = value
 
-    def write_many(self, words: Sequence[tuple[int, int]]) -> None:
+    def write_many(self, words: Sequence[Word]) -> None:
         for address, value in words:
             self.write(address, value)
 

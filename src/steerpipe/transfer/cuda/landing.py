@@ -16,7 +16,7 @@ from steerpipe.core.blocks import DirectReads
 from steerpipe.core.errors import TransferError
 from steerpipe.store.residency import Residency
 from steerpipe.transfer.cuda.ahead import LayerAhead
-from steerpipe.transfer.cuda.copier import PacedCopier
+from steerpipe.transfer.cuda.copier import PacedCopier, Word
 from steerpipe.transfer.cuda.lent import MOST_SUPPLIED, LentSlots
 from steerpipe.transfer.cuda.sending import NOBODY, GuessSlots, guesses_of
 from steerpipe.transfer.cuda.serving import Server
@@ -130,9 +130,9 @@ class SlotRing:
         """See Landing."""
         shelf = self._shelf
         shelf.served = True
-        base, before = shelf.base[layer], self._slots.taken
+        base, before, words = shelf.base[layer], self._slots.taken, list[Word]()
         for number in reads.landed:
-            self._adopt(base + number, ticket)
+            self._adopt(base + number, ticket, words)
             ticket += 1
         numbers = [base + index for index in dict.fromkeys(reads.routed)]
         missed = {base + index for index in reads.missed}
@@ -140,7 +140,7 @@ class SlotRing:
         # Not for a layer that is followed again: a later one's slot may be half adopted then, and is in the ring still.
         if self._slots.taken > before or (reads.missed and self._slots.empty):
             self._slots.grow(supply_of(shelf.table.least_slots, len(numbers)))
-            self._slots.supply({*numbers, *shelf.guessed})
+            self._slots.supply({*numbers, *shelf.guessed}, first=words)
         self._count(numbers, missed, len(reads.sent))
         shelf.passed = base  # its router has posted: earlier layers have run
         shelf.pump()
@@ -191,8 +191,9 @@ class SlotRing:
     def _rings(self) -> list[LentSlots]:
         return [self._slots, *([] if self.guesses is None else [self.guesses.slots])]
 
-    def _adopt(self, number: int, ticket: int) -> None:
-        """The block is in its slot, or will be before any kernel looks for it in the table: one stream computes."""
+    def _adopt(self, number: int, ticket: int, words: list[Word]) -> None:
+        """The block is in its slot, or will be before any kernel looks for it in the table: one stream computes. Its
+        entry is to be written: `words`."""
         if ticket < self._slots.taken:
             return
         assert ticket == self._slots.taken, f"ticket {ticket}, {self._slots.taken} are taken"
@@ -205,7 +206,7 @@ class SlotRing:
             if number in shelf.moving:  # a guess, and too late
                 shelf.cut(number)
             shelf.table.adopt(number, slot)
-            shelf.copier.write(shelf.memory.entries[number], shelf.memory.addresses[slot])
+            words.append((shelf.memory.entries[number], shelf.memory.addresses[slot]))
             shelf.here[number] = 1
         self._slots.taken = ticket + 1
 

@@ -4,11 +4,12 @@ The n-th ticket ever is the n-th slot that was supplied. All words go over the c
 the old owner's entry, the ring's word, the tail (docs/adr/0008-cuda.md).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from steerpipe.transfer.cuda.copier import Word
 from steerpipe.transfer.cuda.memory import ENTRY_BYTES
 from steerpipe.transfer.cuda.shelf import Shelf
 
@@ -54,17 +55,19 @@ class LentSlots:
         assert self.taken < self._supplied, f"ticket {self.taken} of {self._supplied}"
         return self._slots[self.taken % RING]
 
-    def supply(self, sparing: Collection[int], *, strict: bool = False) -> None:
+    def supply(self, sparing: Collection[int], *, strict: bool = False, first: Sequence[Word] = ()) -> None:
         """Fills the ring. The tail comes last: whoever sees it finds none of the old owners in the table.
 
-        `sparing`: who keeps his slot as long as there are others; `strict`: in any case.
+        `sparing`: who keeps his slot as long as there are others; `strict`: in any case. `first`: words that are
+        written before; all of them go in one call.
         """
         shelf, table = self._shelf, self._shelf.table
         wanted = self.most - (self._supplied - self.taken)
         if table.nominees < wanted and table.free_slots + len(table.lingering) < wanted:
             table.nominate(max(wanted, NOMINEES), shelf.now)
-        words = []
-        for slot in shelf.lend(max(0, wanted), sparing, strict=strict):
+        slots, old = shelf.lend(max(0, wanted), sparing, strict=strict)
+        words = [*first, *old]
+        for slot in slots:
             at = self._supplied % RING
             self._slots[at] = slot
             self._supplied += 1

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from steerpipe.core.blocks import GUESSES, Near, SentBlock
+from steerpipe.transfer.cuda.copier import Word
 from steerpipe.transfer.cuda.lent import LentSlots
 from steerpipe.transfer.cuda.shelf import Shelf
 from steerpipe.transfer.queue import Reason
@@ -105,8 +106,9 @@ class GuessSlots:
     ) -> None:  # fmt: skip
         """`near`: None where nobody looks for them, and no slots are lent any more. `throttle`: of who has sent."""
         shelf, base = self._shelf, self._shelf.base[layer]
+        words: list[Word] = []
         for each in sent:
-            self._settle(base + each.expert, each.share, each.expert in wanted, self.slots.take())
+            words += self._settle(base + each.expert, each.share, each.expert in wanted, self.slots.take())
             self.slots.taken += 1
         begun = [each.expert for each in sent if each.share]
         if begun and near is None:
@@ -115,11 +117,15 @@ class GuessSlots:
             throttle.settle(len(begun), sum(each in wanted for each in begun))
         if near is not None and (sent or self.slots.empty):
             self._near = {shelf.base[each] + expert for each, experts in near().items() for expert in experts}
-            self.slots.supply(self._near | shelf.guessed.keys(), strict=True)
+            self.slots.supply(self._near | shelf.guessed.keys(), strict=True, first=words)
+        else:
+            assert not words, "what was wanted was looked for"
         throttle.allows()
 
-    def _settle(self, number: int, share: float, wanted: bool, slot: int) -> None:
-        """Its slot has the whole block if it was wanted, or will have before any kernel looks for it in the table."""
+    def _settle(self, number: int, share: float, wanted: bool, slot: int) -> list[Word]:
+        """Its slot has the whole block if it was wanted, or will have before any kernel looks for it in the table: the
+        word that says so is to be written."""
+        words: list[Word] = []
         shelf, counts = self._shelf, self._shelf.tally.of[Reason.PREFETCH]
         moved = round(share * shelf.size_of(number))
         counts.read_bytes += moved
@@ -127,7 +133,7 @@ class GuessSlots:
             if number in shelf.moving:
                 shelf.cut(number)
             shelf.table.adopt(number, slot)
-            shelf.copier.write(shelf.memory.entries[number], shelf.memory.addresses[slot])
+            words.append((shelf.memory.entries[number], shelf.memory.addresses[slot]))
             shelf.here[number] = 1
         else:  # as a landing that has come twice: the slot is the next to be lent
             shelf.table.give_back(slot)
@@ -141,3 +147,4 @@ class GuessSlots:
         else:
             counts.cancelled += 1
             counts.cancelled_bytes += moved
+        return words

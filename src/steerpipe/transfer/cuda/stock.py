@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from steerpipe.store.lending import LendingTable
 from steerpipe.transfer.counters import Tally
 from steerpipe.transfer.cuda.backing import Backing, LayerBlocks
-from steerpipe.transfer.cuda.copier import Copier, Mark
+from steerpipe.transfer.cuda.copier import Copier, Mark, Word
 from steerpipe.transfer.cuda.memory import BlockMemory
 from steerpipe.transfer.queue import Reason
 
@@ -110,8 +110,9 @@ class Stock:
             self.settle_marked()
         return coming
 
-    def lend(self, count: int, sparing: Collection[int], *, strict: bool) -> list[int]:
-        """Up to `count` slots without owners, cleared for who is told of them over the copy stream.
+    def lend(self, count: int, sparing: Collection[int], *, strict: bool) -> tuple[list[int], list[Word]]:
+        """Up to `count` slots without owners, and the words by which nobody finds the old blocks any more: to be
+        written before anybody is told of the slots, over the copy stream.
 
         Who is spared gives up his slot where there is no other, unless it is `strict`.
         """
@@ -124,8 +125,9 @@ class Stock:
             self._given.append(place.slot)
             if place.evicted is not None:
                 self._evicted.append(self.base[place.evicted.layer] + place.evicted.expert)
-        self.clear()
-        return slots
+        words = self._clearing()
+        self._cleared()
+        return slots, words
 
     def settle(self) -> list[int]:
         """What was copied is READY, kernels may wait for its entries; its slots."""
@@ -175,6 +177,11 @@ class Stock:
 
     def clear(self) -> None:
         """Slots that were given may be written by what is queued now, and nobody finds the old blocks any more."""
+        self.copier.write_many(self._clearing())
+        self._cleared()
+
+    def _clearing(self) -> list[Word]:
+        """What is to be written then."""
         readers: dict[int, Mark] = {}  # the last of each stream
         for slot in self._given:
             if (reader := self.readers[slot]) is not None:
@@ -189,7 +196,9 @@ class Stock:
             self.here[number] = 0  # before its entry: who releases kernels knows then that they may wait for it
             self.guessed.pop(number, None)
         entries, absent = self.memory.entries, self.memory.absent
-        self.copier.write_many([(entries[number], absent[number]) for number in self._evicted])
+        return [(entries[number], absent[number]) for number in self._evicted]
+
+    def _cleared(self) -> None:
         self.tally.evictions += len(self._evicted)
         self._given.clear()
         self._evicted.clear()
