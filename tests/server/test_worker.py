@@ -216,5 +216,6 @@ def test_of_an_answer_that_does_not_end_no_account_is_left(monkeypatch: pytest.M
         def fail(_: object) -> None:
             raise CapacityError("no room", fix="none")
 
-        EngineLoop(lossy, cast("Connection", Front(Submit(Ticket(0), request(lossy)), answer=answer))).run()
-        assert known and not accounts._of
+        loop = EngineLoop(lossy, cast("Connection", Front(Submit(Ticket(0), request(lossy)), answer=answer)))
+        loop.run()
+        assert known and not accounts._of and not loop._before

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from steerpipe.core.ids import ExpertId
-from steerpipe.store.paging import PagedTable, Vacated
+from steerpipe.store.paging import PagedLendingTable, PagedTable, Vacated
 from steerpipe.store.policies import Lru
 from steerpipe.store.residency import Residency
 
@@ -28,6 +28,14 @@ def test_an_empty_page_goes_first_and_nobody_moves() -> None:
     assert table.give_page(9.0) == Vacated(2, (), ())
     assert table.pages_away == 1 and table.free_slots == 1
     table.check_integrity()
+
+
+def test_as_many_slots_are_counted_on_for_those_lent_one_by_one_as_are_left_when_most_pages_are_away() -> None:
+    table = PagedLendingTable(EXPERTS, 3, 2, 2, Lru(len(EXPERTS)), 2)
+    assert (table.slots_here, table.least_slots) == (6, 2)
+    for _ in range(2):
+        assert table.give_page(9.0) is not None
+    assert table.slots_here == table.least_slots == 2
 
 
 def test_the_least_valuable_go_and_the_others_of_their_page_move() -> None:

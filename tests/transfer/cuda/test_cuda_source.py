@@ -65,6 +65,22 @@ def test_every_expert_comes_once_with_the_bytes_of_the_pack(slots: int, pinned: 
         assert source.counters().leased == 2 * COUNT
 
 
+def test_who_does_not_wait_streams_no_layer_ahead_of_a_token_but_ahead_of_a_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with CudaSource.open(tiny_pack(), slots=9, device=CPU, pinned_bytes=COUNT * BLOCK) as source:
+        left: list[int] = []
+        monkeypatch.setattr(source._ahead, "leave", lambda layer, *_: left.append(layer))
+        read_all(source, 0, ALL[:2])
+        read_all(source, 1, ALL[:2], keep=[])
+        assert left == [0, 1]
+        pytest.importorskip("triton")
+        source.impatient()
+        read_all(source, 0, ALL[:2])
+        read_all(source, 1, ALL[:2], keep=[])
+        assert left == [0, 1, 1]
+
+
 @settings(max_examples=40)
 @given(
     slots=st.integers(2, COUNT - 1),

@@ -385,7 +385,7 @@ class Calls(HostCopier):
             super().write(address, value)
 
 
-def test_all_words_of_a_layer_go_in_one_call_the_tail_last() -> None:
+def test_all_words_of_a_layer_go_in_one_call_the_tail_last_and_who_is_near_gives_up_nothing() -> None:
     layers, copier = made_up(), Calls()
     blocks = contents(layers, 0)
     with CudaSource(
@@ -407,6 +407,13 @@ def test_all_words_of_a_layer_go_in_one_call_the_tail_last() -> None:
         guesses.settle(NAMES[order], [SentBlock(expert, 1.0)], [expert], lambda: near)
         assert copier.words == [4]  # one of each
         assert int(guesses.tail[0]) == int(guesses.head[0]) + guesses.slots.most
+        near = {layer: list(ALL) for layer in NAMES}  # nobody gives up a slot for a guess now
+        here = sum(source._shelf.here)
+        copier.words.clear()
+        guesses.head[0] += 1
+        order, expert = divmod(list(source._shelf.here).index(0), EXPERTS)
+        guesses.settle(NAMES[order], [SentBlock(expert, 1.0)], [expert], lambda: near)
+        assert copier.words == [2] and sum(source._shelf.here) == here + 1
 
 
 def test_a_layer_that_was_followed_is_not_followed_twice() -> None:
