@@ -5,6 +5,7 @@ GPU_TESTS  ?= tests/gpu tests/model/test_sampling_gpu.py
 GPU_JOBS   ?= 4
 SANITIZER  ?= compute-sanitizer
 OUT        ?= build/bench-gpu
+FORECASTS  ?= build/forecasts.safetensors
 WORKERS    ?= 2
 ARGS       ?=
 
@@ -15,7 +16,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 IN_PARALLEL := -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check mutants test-slow test-gpu sanitize-gpu bench-gpu lock clean
+.PHONY: help venv demo test check mutants test-slow test-gpu sanitize-gpu bench-gpu bench-predict lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,7 +74,10 @@ sanitize-gpu:  ## the kernel tests under compute-sanitizer
 	  $(GPU_PYTHON) -m pytest -m gpu $(wildcard tests/gpu/test_gpu_kernel*.py tests/gpu/test_gpu_experts.py) $(ARGS)
 
 bench-gpu:  ## every measurement of the CUDA engine, within 570 s, into OUT
-	PYTHONPATH=src $(GPU_PYTHON) benchmarks/cuda_run.py $(OUT) $(ARGS)
+	PYTHONPATH=src:. $(GPU_PYTHON) benchmarks/cuda_run.py $(OUT) $(ARGS)
+
+bench-predict:  ## every measurement of prediction on a GPU, within 570 s, into OUT; FORECASTS: of record_forecasts.py
+	PYTHONPATH=src:. $(GPU_PYTHON) benchmarks/predict_run.py $(OUT) --forecasts $(FORECASTS) $(ARGS)
 
 lock: venv  ## writes requirements.lock anew
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv

@@ -7,7 +7,7 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from steerpipe.transfer.replay_report import ReplayReport
 
 LFRU, AGAIN = "LFRU", "LFRU again"
 LEAST = 0.02  # a gain below that is not compared
+ENOUGH, DRAWN = 5, 1000  # rounds for an interval; sets of them that are drawn
 CHUNK_BYTES = 64 << 10  # of the simulated link: the 64 programs of a fetch keep no common beat
 
 
@@ -115,10 +116,10 @@ def read_found(file: Path) -> dict[str, Any]:
     return found
 
 
-def fill_in(given: argparse.Namespace) -> None:
+def fill_in(forecasts: Path, measured: Path) -> None:
     """On the machine of the file's rates, with the same routing and forecasts."""
-    found = read_found(given.json)
-    rates, file = Rates(**found["rates"]), read_forecasts(given.forecasts, 60)
+    found = read_found(measured)
+    rates, file = Rates(**found["rates"]), read_forecasts(forecasts, 60)
     count = found["warmup"] + found["tokens"]
     whole = file.recording
     recording = Recording(whole.name, whole.routing[:count], whole.sequence[:count], whole.experts)
@@ -144,8 +145,9 @@ def fill_in(given: argparse.Namespace) -> None:
         terms_of = ", ".join(f"{term} {part:.0%}" for term, part in line["of_replay"].items())
         whole = f"{line['share']:5.1%} {line['row']:40} live {line['live_ms']:6.3f} ms gained, of replay's {terms_of}"
         steady, device = line["steady_of_replay"], line["device_of_replay"]
-        print(f"{whole}; with the host of all runs {steady:.0%}, by the device's clock {device:.0%}")
-    given.json.write_text(json.dumps(found, indent=1) + "\n")
+        between = " to ".join(f"{end:.0%}" for end in line["rounds_of_replay"]) or "too few rounds to say"
+        print(f"{whole}; rounds drawn anew: {between}; host of all runs {steady:.0%}, device's clock {device:.0%}")
+    measured.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def beside(rates: Rates, found: dict[str, Any]) -> Rates:
@@ -241,9 +243,10 @@ def shares(found: dict[str, Any]) -> list[dict[str, Any]]:
 
     A row's time is the mean over tokens of the median over rounds: every row decodes the same tokens, and a host that
     was held up once does not count. `rounds_ms` are gains by rounds, against the mean of the LFRU of the same round
-    (of all, where it has none). A host's speed changes from run to run by more than a predictor adds to it: by the
-    device's clock alone the share of replay's last term is `device_of_replay`, and `steady_of_replay` charges every
-    predictor for what the host needed more in all of their runs.
+    (of all, where it has none); `rounds_of_replay` bounds the share of the last term by rounds that are drawn anew. A
+    host's speed changes from run to run by more than a predictor adds to it: by the device's clock alone that share is
+    `device_of_replay`, and `steady_of_replay` charges every predictor for what the host needed more in all of their
+    runs.
     """
     more_ms, speaking = [host_more(found, history=each) for each in (False, True)], speakers(found)
     replayed = {(line["row"], line["share"]): line["ms"] for line in found["replayed"]}
@@ -266,11 +269,30 @@ def shares(found: dict[str, Any]) -> list[dict[str, Any]]:
         history = name in HISTORY_ROWS
         charged = found.get("beside" if history else "rates", {}).get("host", 0.0)
         line = {"row": name, "share": share, "live_ms": live, "device_ms": device, "rounds_ms": gains}
+        drawn = drawn_anew(found, share, name) if next(reversed(ms)) in parts else []
         lines.append(line | {
-            "of_replay": parts, "device_of_replay": _part(device, promised + 1e3 * charged * speaks),
+            "of_replay": parts, "rounds_of_replay": [each / promised for each in drawn],
+            "device_of_replay": _part(device, promised + 1e3 * charged * speaks),
             "steady_of_replay": _part(device - more_ms[history] * speaks, promised),
         })  # fmt: skip
     return lines
+
+
+def drawn_anew(found: dict[str, Any], share: float, name: str) -> list[float]:
+    """The gains in ms between which 90 % lie where as many rounds as were measured are drawn from them again; none
+    where fewer than ENOUGH have both the row and LFRU."""
+    its, plain = (
+        {line["round"] for line in found["lines"] if (line["row"], line["share"]) == (row, share)}
+        for row in (name, LFRU)
+    )  # fmt: skip
+    if len(rounds := sorted(its & plain)) < ENOUGH:
+        return []
+    random = np.random.default_rng(0)
+    gains = [
+        by_tokens(found, share, (LFRU, AGAIN), rounds=drawn) - by_tokens(found, share, (name,), rounds=drawn)
+        for drawn in random.choice(rounds, (DRAWN, len(rounds))).tolist()
+    ]
+    return [float(each) for each in np.quantile(gains, (0.05, 0.95))]
 
 
 def _part(gained: float, promised: float) -> float:
@@ -292,12 +314,16 @@ def host_more(found: dict[str, Any], *, history: bool = False) -> float:
     return statistics.fmean(spent[True]) - statistics.fmean(spent[False]) if all(spent.values()) else 0.0
 
 
-def by_tokens(found: dict[str, Any], share: float, names: tuple[str, ...], what: str = "step") -> float:
+def by_tokens(
+    found: dict[str, Any], share: float, names: tuple[str, ...], what: str = "step", rounds: Sequence[int] | None = None
+) -> float:
     """Milliseconds of a token: the mean over tokens of the median over runs; of a note, the median of its means.
 
-    `what`: a step, or by the device's clock its graph.
+    `what`: a step, or by the device's clock its graph. `rounds`: these alone, as often as they are named.
     """
     own = [line for line in found["lines"] if line["row"] in names and line["share"] == share]
+    if rounds is not None:
+        own = [line for number in rounds for line in own if line["round"] == number]
     mean = {"step": "live_ms", "graph": "graph_ms"}[what]
     runs = [line.get(f"{what}s_us", [1e3 * line.get(mean, math.nan)]) for line in own]
     return statistics.fmean(statistics.median(each) for each in zip(*runs, strict=True)) / 1e3
@@ -315,7 +341,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--forecasts", type=Path, required=True)
     parser.add_argument("--json", type=Path, required=True)
-    fill_in(parser.parse_args())
+    given = parser.parse_args()
+    fill_in(given.forecasts, given.json)
 
 
 if __name__ == "__main__":

@@ -133,6 +133,24 @@ def test_a_gain_is_between_the_medians_of_tokens_and_one_step_that_was_held_up_d
     assert wrong["of_replay"] == slow["of_replay"] == {}
 
 
+def test_rounds_that_are_drawn_anew_say_how_far_a_share_may_lie_from_what_was_measured() -> None:
+    def drawn(heads_ms: list[float], drift_ms: float = 0.0) -> tuple[float, list[float]]:
+        lines = [
+            line(row, number, ms + drift_ms * number)
+            for number, heads in enumerate(heads_ms)
+            for row, ms in (("LFRU", 8.0), ("LFRU again", 8.0), ("heads", heads))
+        ]
+        replayed = [{"row": row, "share": 0.25, "ms": {"tap": ms}} for row, ms in (("LFRU", 8.0), ("heads", 7.5))]
+        (found,) = shares({"lines": lines, "replayed": replayed})
+        return found["of_replay"]["tap"], found["rounds_of_replay"]
+
+    noisy = [7.4, 7.5, 7.6, 7.7, 7.9]
+    whole, (low, high) = drawn(noisy)
+    assert whole == pytest.approx(0.8) and 0.1 < low < 0.6 and 1.0 <= high < 1.3
+    assert drawn([7.6] * 5, drift_ms=0.3)[1] == pytest.approx([0.8, 0.8]), "rows of one round stay together"
+    assert drawn(noisy[:4])[1] == [], "four rounds say nothing of it"
+
+
 def test_by_the_devices_clock_nobody_is_charged_for_the_host() -> None:
     heads = "LFRU + heads, 1 ahead"
     rows = {"LFRU": (8.0, 7.5), heads: (7.9, 7.1), "Belady": (6.0, 5.5)}  # ms of replay, and of the device
