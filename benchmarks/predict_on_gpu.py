@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.predict_parts import Log
 from benchmarks.predict_rates import measure_rates, profile_rates
-from benchmarks.predict_rows import ROWS, Row, said_of
+from benchmarks.predict_rows import HISTORY, ROWS, Row, said_of
 from benchmarks.predict_spans import timed_replays
 from benchmarks.reuse_parts import Heard, made_up_reuse
 from steerpipe.bench.budgets import Ladder
@@ -56,6 +56,13 @@ class Bench:
         self.link = self.ladder.measure_link()
         self.graphs: list[float] = []
         self.blocks = LayerBlocks(shape.moe.experts, shape.layout.form, shape.layout.block_bytes)
+
+    @property
+    def asks_history(self) -> bool:
+        """Whether a row of the run does with its driver: else what that costs is not measured, nor can it fail."""
+        given = self.given
+        rows = [*rows_of(given.rows), *(rows_of(given.round_rows) if given.rounds else ())]
+        return any(row.arithmetic == HISTORY[given.driver == "direct"] for row in rows)
 
     @contextmanager
     def open(self, slots: int, policy: Policy | str = "lfru", *, served: bool = False) -> Iterator[CudaSource]:
@@ -241,7 +248,7 @@ def measure(bench: Bench, log: Log) -> None:
 
 
 def rows_of(numbers: str) -> list[Row]:
-    return [ROWS[int(number)] for number in numbers.split(",")]
+    return [ROWS[int(number)] for number in numbers.split(",") if number]
 
 
 def shares_of(given: str) -> list[float]:

@@ -44,8 +44,9 @@ def measure_rates(bench: "Bench", log: Log) -> Rates:
     plain, tapped, history = points(bench)
     log.add("points", [asdict(each) for each in plain])
     log.add("tapped_points", [asdict(each) for each in tapped])
-    log.add("beside_points", [asdict(each) for each in history])
-    log.add("beside", asdict(rates_of(plain, history, bench.shape.layers)))
+    if bench.asks_history:
+        log.add("beside_points", [asdict(each) for each in history])
+        log.add("beside", asdict(rates_of(plain, history, bench.shape.layers)))
     views = [bench.ladder.backing.view(number) for number in range(GUESSES)]
     rate = fetch_rate(views, bench.shape.layout.block_bytes, chunk_for(bench.shape.layout.form))
     return replace(rates_of(plain, tapped, bench.shape.layers), guess_bytes_per_second=rate)
@@ -85,7 +86,8 @@ def profile_rates(bench: "Bench", log: Log, rates: Rates) -> Rates:
     scale = graph * bench.shape.layers / step
     log.add("profiled step", step)
     # Beside a step that hits, an answer may come after the next router: it would be taken for a quick one.
-    log.add("beside_delay", scale * _delay(kernels(bench, int(bench.given.driver == "served"), HISTORY)))
+    if bench.asks_history:
+        log.add("beside_delay", scale * _delay(kernels(bench, int(bench.given.driver == "served"), HISTORY)))
     one = kernels(bench, 1, TAPPED)
     log.add("delay where one is missing", scale * _delay(one))
     copied = kernels(bench, 1, PLAIN)
@@ -138,7 +140,7 @@ class Point:
 
 def points(bench: "Bench") -> tuple[list[Point], ...]:
     """By kind, in turn, for no to k experts that are missing in every layer; all of it ROUNDS times."""
-    kinds = [PLAIN, TAPPED, HISTORY]
+    kinds = [PLAIN, TAPPED, *([HISTORY] if bench.asks_history else [])]
     found: tuple[list[Point], ...] = ([], [], [])
     every = bench.shape.moe.top_k + 1
     for number in range(ROUNDS * every):

@@ -4,9 +4,9 @@
     PYTHONPATH=src:. python benchmarks/predict_run.py OUT --forecasts FILE --replay
 
 Every row of predict_rows.py with the driver that has it, at Qwen1.5-MoE's shape: int4, where the device reads and sends
-by itself; bf16, served by the host; int4 served, for who predicts beside the step. The forecasts are written by
-record_forecasts.py, with `--history` for the ExpertTransformer's. OUT gets what in_processes.py says; `--replay` adds
-to each JSON what the simulated machine of its rates gives, and what share of that was measured.
+by itself; bf16, served by the host; int4 with an ExpertTransformer in the step's graph, and beside it. The forecasts
+are written by record_forecasts.py, with `--history` for the ExpertTransformer's. OUT gets what in_processes.py says;
+`--replay` adds to each JSON what the simulated machine of its rates gives, and what share of that was measured.
 """
 
 import json
@@ -19,8 +19,7 @@ SCRIPT = str(Path(__file__).with_name("predict_on_gpu.py"))
 SHARES = "0.5,0.25,0.125"
 DIRECT = (
     LFRU, "LFRU + heads, 1 ahead", "LFRU + lookahead, 1 ahead", "LFRU + perfect, 1 ahead", AGAIN, "reuse eviction",
-    "reuse eviction + heads, 1 ahead", "Belady", "LFRU + ExpertTransformer, 2 ahead", "LFRU + previous token",
-    "LFRU + always wrong", "LFRU + chance",
+    "reuse eviction + heads, 1 ahead", "Belady", "LFRU + previous token", "LFRU + always wrong", "LFRU + chance",
 )  # fmt: skip
 SERVED = (
     LFRU, "LFRU + heads, 1 and 2 ahead, served", "LFRU + lookahead, 1 and 2 ahead, served",
@@ -28,6 +27,7 @@ SERVED = (
     "reuse eviction + heads, 1 and 2 ahead, served", "Belady", "LFRU + ExpertTransformer apart, 2 ahead, served",
     "LFRU + previous token", "LFRU + always wrong", "LFRU + chance",
 )  # fmt: skip
+HISTORY = (LFRU, "LFRU + ExpertTransformer, 2 ahead", AGAIN, "LFRU + heads, 1 ahead")
 APART = (LFRU, "LFRU + ExpertTransformer apart, 2 ahead, served", AGAIN, "LFRU + heads, 1 and 2 ahead, served")
 LRU = ("LRU",)
 
@@ -45,12 +45,15 @@ def plan(forecasts: Path) -> list[Measurement]:
         return Measurement(name, (SCRIPT, "--forecasts", str(forecasts), *words.split(), *grid), limit_seconds)
 
     return [
-        measurement("int4", 240, "--format int4 --rounds 5 --tokens 48 --warmup 40", DIRECT, LRU),
+        measurement("int4", 210, "--format int4 --rounds 5 --tokens 48 --warmup 40", DIRECT, LRU),
         measurement(
-            "bf16-served", 330, "--format bf16 --driver served --rounds 3 --tokens 24 --warmup 32", SERVED, LRU
+            "bf16-served", 300, "--format bf16 --driver served --rounds 3 --tokens 24 --warmup 32", SERVED, LRU
         ),
         measurement(
-            "int4-served", 120, "--format int4 --driver served --rounds 5 --tokens 48 --warmup 40 --skip-no-cache",
+            "int4-history", 100, "--format int4 --rounds 5 --tokens 48 --warmup 40 --skip-no-cache", HISTORY
+        ),
+        measurement(
+            "int4-served", 100, "--format int4 --driver served --rounds 5 --tokens 48 --warmup 40 --skip-no-cache",
             APART,
         ),
     ]  # fmt: skip

@@ -1,6 +1,7 @@
 """The law with predictors inside the graph: whatever they say, and whatever the link then moves, no bit changes."""
 
 import functools
+import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +15,7 @@ from torch import Tensor
 from steerpipe.core.events import RoutingRecord
 from steerpipe.store.formats import ExpertFormat
 from steerpipe.transfer.cuda.source import CudaSource
+from steerpipe.transfer.throttle import Throttle
 from tests.support.running import Loaded
 from tests.support.tiny import VOCAB, tiny
 
@@ -240,6 +242,7 @@ def test_a_branch_of_history_says_of_the_next_layer_what_was_asked_two_layers_be
         CudaSource.open(loaded.experts.pack, slots=SLOTS, device=CUDA, pinned_bytes=1 << 30, direct=True) as source,
         predicting(loaded, made),
     ):
+        source._shelf.throttle = Throttle(least_used=0.0, most_silent=math.inf)  # who knows nothing would have to rest
         use = replace(loaded, experts=source)
         use.prefill(list(range(1, 20)), (), kv)
         before: Tensor | None = None

@@ -91,6 +91,14 @@ def test_what_was_asked_for_another_token_says_nothing(when: list[int], ago: int
     assert stamps == [7] * NAMED and bool(likely.any()) == fresh
 
 
+def test_what_was_asked_before_there_was_a_step_says_nothing_to_the_first_one() -> None:
+    """A capture is run before, at stamp 0 and position -1."""
+    for position, fresh in ((-1, False), (0, True)):
+        asked = Asked(torch.tensor([0, position]), 1)
+        words, _, _ = told(torch.randn(1, EXPERTS), position=position + 1, stamp=1, asked=asked)
+        assert bool(parts(words)[2].any()) == fresh
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_look_gathers_what_exists_at_a_tap(shared: bool) -> None:
     x, value, normed = (torch.randn(1, HIDDEN) for _ in range(3))

@@ -42,6 +42,23 @@ def test_a_step_s_own_buffer_is_read_where_it_lies_and_the_answer_has_its_place(
     assert torch.equal(kept.logits, kernels.answer(routed, 13)) and kept.when.tolist() == [9, 41]
 
 
+@pytest.mark.parametrize("change", [{"ff": 384}, {"width": 96}, {"layers": 3}])
+def test_a_network_of_another_shape_is_refused(change: dict[str, int]) -> None:
+    shape = {"width": 128, "ff": 512, "layers": 2} | change
+    made = torch.nn.ModuleDict(
+        {
+            "embedding": torch.nn.Linear(EXPERTS, shape["width"]),
+            "out": torch.nn.Linear(shape["width"], EXPERTS),
+            "encoder": torch.nn.TransformerEncoder(
+                torch.nn.TransformerEncoderLayer(shape["width"], 4, shape["ff"], batch_first=True), shape["layers"]
+            ),
+        }
+    )
+    state = made.state_dict() | {"positions": torch.zeros(1, 50, shape["width"])}
+    with pytest.raises(AssertionError, match=r"no dot|two encoder layers"):
+        TransformerKernels(state, 10, TOP_K)
+
+
 def test_layers_that_have_not_come_and_experts_that_there_are_not_are_not_seen() -> None:
     made, routed = network(), routing(EXPERTS)
     kernels = TransformerKernels(made.state_dict(), 10, TOP_K)

@@ -156,6 +156,11 @@ class Landing(Protocol):
         """
         ...
 
+    def end(self) -> None:
+        """All of them were followed, and what was sent for is settled. Where this is never said somebody was
+        interrupted, and whoever comes next makes the table true again first."""
+        ...
+
 
 class BlockLease(Protocol):
     """The right to use some experts of one layer. Every leased expert comes in exactly one wave."""

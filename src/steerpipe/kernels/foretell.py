@@ -112,7 +112,8 @@ def _foretell(
         named = tl.minimum(told & 0xFFFF, E - 1)
     real = tl.load(positions) >= 0
     if asked is not None:
-        real = real & (tl.load(asked) + AGO == tl.load(stamp)) & (tl.load(asked + 1) + AGO == tl.load(positions))
+        at = tl.load(asked + 1)  # below 0: the run before a capture, whose stamp 0 is that of the step before the first
+        real = real & (at >= 0) & (at + AGO == tl.load(positions)) & (tl.load(asked) + AGO == tl.load(stamp))
     if table is not None:
         then = tl.load(stamp) + LATER
         _send(named, told, real, then, table, sighted, head, tags, entries, LEAST, N, N_PAD, RING, MOST)

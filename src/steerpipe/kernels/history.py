@@ -152,7 +152,7 @@ class EncoderLayer:
 class TransformerKernels:
     """The network of a `state_dict` of predict/trajectory_networks.py's ExpertTransformer, for windows of layers.
 
-    Two encoder layers of four heads; its widths are powers of two.
+    Two encoder layers of four heads (how many heads there are no `state_dict` tells); its widths are powers of two.
     """
 
     def __init__(self, state: Mapping[str, Tensor], steps: int, top_k: int) -> None:
@@ -163,6 +163,9 @@ class TransformerKernels:
         self._out, self._out_bias = state["out.weight"].contiguous(), state["out.bias"]
         (self.experts, width), device = self._embedding.shape, self._embedding.device
         assert steps <= self._positions.shape[1], f"{steps} layers are shown, and there are fewer positions"
+        widths = width // HEADS, self._layers[0].up.shape[0] // PARTS
+        assert all(each >= 16 and each & (each - 1) == 0 for each in widths), f"no dot has parts of {widths}"
+        assert "encoder.layers.2.linear1.weight" not in state, "more than two encoder layers"
         self._steps, self._top_k, self._room = steps, top_k, max(16, triton.next_power_of_2(steps))
 
         def room(*sizes: int) -> Tensor:

@@ -197,20 +197,22 @@ def test_a_tap_says_of_the_next_layer_what_an_earlier_one_has_asked_of_the_same_
 
 
 class Interrupted:
-    """A landing whose third `follow` is interrupted, before or after its work."""
+    """A landing of which a `follow` is interrupted, before or after its work; the next ones may find half a table."""
 
-    def __init__(self, landing: Any, *, after: bool) -> None:
-        self._landing, self._after, self._calls = landing, after, 0
+    def __init__(self, landing: Any, *, after: bool, call: int = 3, half_way: bool = False) -> None:
+        self._landing, self._after, self._calls, self._call, self._half_way = landing, after, 0, call, half_way
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._landing, name)
 
     def follow(self, layer: int, reads: Any, ticket: int) -> int:
         self._calls += 1
-        if self._calls == 3 and not self._after:
+        if self._calls == self._call and not self._after:
             raise KeyboardInterrupt
+        if self._calls > self._call and self._half_way:
+            raise KeyError(layer)
         following: int = self._landing.follow(layer, reads, ticket)
-        if self._calls == 3:
+        if self._calls == self._call:
             raise KeyboardInterrupt
         return following
 
@@ -228,6 +230,46 @@ def test_a_step_that_the_host_was_interrupted_in_leaves_everything_true(*, after
         source.check_integrity()
         kv.truncate(1)
         stepper.step(4, kv)
+        source.check_integrity()
+        kv.free()
+        assert torch.equal(drive(loaded, source), resident_bits("int4"))
+
+
+def test_a_second_interrupt_behind_a_step_s_last_layer_is_mended_by_the_next_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every layer was followed when the first one came; the second comes before the table is true again."""
+    loaded = model("int4")
+    layers = len(loaded.spec.moe_layers)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with open_direct(loaded, 6) as source:
+        kv, stepper = loaded.pool.sequence(), Stepper(loaded, source)
+        stepper._follower._landing = Interrupted(source.landing, after=True, call=2 * layers)
+        stepper.step(3, kv)
+        assert not source._shelf.busy
+        with monkeypatch.context() as patch:
+            patch.setattr(source, "release", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                stepper.step(4, kv)
+        assert source._shelf.busy, "whoever comes next makes the table true"
+        kv.truncate(1)
+        stepper.step(4, kv)
+        source.check_integrity()
+        kv.free()
+        assert torch.equal(drive(loaded, source), resident_bits("int4"))
+
+
+def test_a_table_that_an_interrupt_left_half_way_is_made_anew_and_the_interrupt_is_what_the_caller_sees() -> None:
+    loaded = model("int4")
+    with open_direct(loaded, 6) as source:
+        kv, stepper = loaded.pool.sequence(), Stepper(loaded, source)
+        stepper._follower._landing = Interrupted(source.landing, after=False, half_way=True)
+        stepper.step(3, kv)
+        with pytest.raises(KeyboardInterrupt):
+            stepper.step(4, kv)
         source.check_integrity()
         kv.free()
         assert torch.equal(drive(loaded, source), resident_bits("int4"))

@@ -264,5 +264,6 @@ def test_a_slot_whose_block_came_twice_is_not_given_to_a_guess_while_a_kernel_is
             machine.streams._copying = 1.0
             machine.streams.some(1000)  # everything is copied before the kernel stores what it has read
             machine.streams._copying = 0.5
+        source.landing.end()  # type: ignore[union-attr]
         assert routers[0].target != [0], "the first guess was not there for the router"
         machine.check()

@@ -119,6 +119,7 @@ class Machine:
                 fail(order)
                 ticket = landing.follow(layer, router.posted, ticket)
                 self.streams.some()
+            landing.end()
         except KeyboardInterrupt:
             self.streams.drain()
             ticket = first

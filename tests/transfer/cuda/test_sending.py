@@ -213,6 +213,7 @@ class Machine:
                 self.streams.some()
             if named is not None:
                 self.guesses.owe(NAMES[0], lambda layer=self.first: self._mail(layer))  # type: ignore[misc]
+            landing.end()
         except KeyboardInterrupt:
             self.streams.drain()
             self._catch_up(first, followed)

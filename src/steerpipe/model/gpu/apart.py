@@ -107,8 +107,8 @@ class Apart:
         if not self._done.query():
             return False
         self._written[1][0] = stamp
-        torch.cuda.set_stream(self._stream)
         try:
+            torch.cuda.set_stream(self._stream)
             self._graphs[order].replay()
         finally:
             torch.cuda.set_stream(self._stream_before)

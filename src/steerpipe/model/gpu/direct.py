@@ -4,6 +4,7 @@ Legend: L MoE layers, k experts per row, E experts.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -96,9 +97,11 @@ class Follower:
                 done = order + 1
                 if fetching is not None and words is not None:
                     fetching.settle(order, stamp, reads, words, finished)
+            self._landing.end()
         except BaseException:
             wait()
-            self._catch_up(first, done, stamp)
+            with suppress(Exception):  # where the interrupt left a table half way it is not followed, but made anew
+                self._catch_up(first, done, stamp)
             self._source.release()
             raise
 

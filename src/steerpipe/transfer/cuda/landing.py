@@ -54,7 +54,6 @@ class SlotRing:
         views = [shelf.backing.view(number) for number in range(len(shelf.experts))]
         assert all(views), "every block has a place that kernels can read"
         self._shelf, self._ahead, self._server, self._closing = shelf, ahead, server, closing
-        self._last_layer = list(shelf.base)[-1]
         shelf.memory.absent = [view | PINNED for view in views]
         self._slots = LentSlots(shelf, device, supply_of(shelf.table.least_slots, routed=1))
         self._ran = False  # a direct step has, since the last `pause`: its entries may be late
@@ -94,7 +93,7 @@ class SlotRing:
         if self._shelf.busy:
             self._server.release()
             self.restore()
-        self._shelf.busy = True  # until the last layer was followed
+        self._shelf.busy = True  # until `end`
         self._shelf.step_begins()
         if self._shelf.sent:
             self._ahead.drop(set())
@@ -144,8 +143,11 @@ class SlotRing:
         self._count(numbers, missed, len(reads.sent))
         shelf.passed = base  # its router has posted: earlier layers have run
         shelf.pump()
-        shelf.busy = layer != self._last_layer
         return ticket
+
+    def end(self) -> None:
+        """See Landing."""
+        self._shelf.busy = False
 
     def restore(self) -> None:
         """When nobody waits for the host: whatever was interrupted is made true again.

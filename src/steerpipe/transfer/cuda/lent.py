@@ -59,20 +59,19 @@ class LentSlots:
         """Fills the ring. The tail comes last: whoever sees it finds none of the old owners in the table.
 
         `sparing`: who keeps his slot as long as there are others; `strict`: in any case. `first`: words that are
-        written before; all of them go in one call.
+        written before.
         """
         shelf, table = self._shelf, self._shelf.table
         wanted = self.most - (self._supplied - self.taken)
         if table.nominees < wanted and table.free_slots + len(table.lingering) < wanted:
             table.nominate(max(wanted, NOMINEES), shelf.now)
-        slots, old = shelf.lend(max(0, wanted), sparing, strict=strict)
-        words = [*first, *old]
-        for slot in slots:
+        words = list[Word]()
+        for slot in shelf.lend(max(0, wanted), sparing, strict=strict):
             at = self._supplied % RING
             self._slots[at] = slot
             self._supplied += 1
             words.append((self._first + ENTRY_BYTES * at, shelf.memory.addresses[slot]))
-        shelf.copier.write_many([*words, (self._tail, self._supplied)])
+        shelf.clear(before=first, after=[*words, (self._tail, self._supplied)])
 
     def supply_anew(self, sparing: Collection[int], *, strict: bool = False) -> None:
         """Between two steps, when none is lent: `supply`, which the next step on the current stream waits for."""

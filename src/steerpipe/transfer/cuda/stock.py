@@ -110,9 +110,8 @@ class Stock:
             self.settle_marked()
         return coming
 
-    def lend(self, count: int, sparing: Collection[int], *, strict: bool) -> tuple[list[int], list[Word]]:
-        """Up to `count` slots without owners, and the words by which nobody finds the old blocks any more: to be
-        written before anybody is told of the slots, over the copy stream.
+    def lend(self, count: int, sparing: Collection[int], *, strict: bool) -> list[int]:
+        """Up to `count` slots without owners; `clear` comes before anybody is told of them over the copy stream.
 
         Who is spared gives up his slot where there is no other, unless it is `strict`.
         """
@@ -125,9 +124,7 @@ class Stock:
             self._given.append(place.slot)
             if place.evicted is not None:
                 self._evicted.append(self.base[place.evicted.layer] + place.evicted.expert)
-        words = self._clearing()
-        self._cleared()
-        return slots, words
+        return slots
 
     def settle(self) -> list[int]:
         """What was copied is READY, kernels may wait for its entries; its slots."""
@@ -175,13 +172,11 @@ class Stock:
             self.readers[slot] = mark
         self.table.unpin_many(numbers)
 
-    def clear(self) -> None:
-        """Slots that were given may be written by what is queued now, and nobody finds the old blocks any more."""
-        self.copier.write_many(self._clearing())
-        self._cleared()
+    def clear(self, before: Sequence[Word] = (), after: Sequence[Word] = ()) -> None:
+        """Slots that were given may be written by what is queued now, and nobody finds the old blocks any more.
 
-    def _clearing(self) -> list[Word]:
-        """What is to be written then."""
+        `before` and `after`: words around those that say so; all of them go in one call.
+        """
         readers: dict[int, Mark] = {}  # the last of each stream
         for slot in self._given:
             if (reader := self.readers[slot]) is not None:
@@ -196,9 +191,8 @@ class Stock:
             self.here[number] = 0  # before its entry: who releases kernels knows then that they may wait for it
             self.guessed.pop(number, None)
         entries, absent = self.memory.entries, self.memory.absent
-        return [(entries[number], absent[number]) for number in self._evicted]
-
-    def _cleared(self) -> None:
+        gone = [(entries[number], absent[number]) for number in self._evicted]
+        self.copier.write_many([*before, *gone, *after])
         self.tally.evictions += len(self._evicted)
         self._given.clear()
         self._evicted.clear()
