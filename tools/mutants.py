@@ -31,6 +31,7 @@ from pathlib import Path
 from time import perf_counter
 
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -185,7 +186,8 @@ def main(arguments: Sequence[str] | None = None, source: Path = ROOT) -> int:
         if failed := check_unchanged(mutants, source, options.workers):
             raise EntryError(f"the named tests do not pass on the unchanged source:\n{failed}")
         with ThreadPoolExecutor(options.workers) as pool:
-            outcomes = list(pool.map(lambda mutant: try_mutant(mutant, source), mutants))
+            coming = pool.map(lambda mutant: try_mutant(mutant, source), mutants)
+            outcomes = list(track(coming, "planting", len(mutants), console=Console(stderr=True), transient=True))
     except (EntryError, SyntaxError, tomllib.TOMLDecodeError) as error:
         console.print(str(error), style="red", markup=False)
         return 2
