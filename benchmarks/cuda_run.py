@@ -5,10 +5,10 @@
 OUT gets what in_processes.py says. Needs torch with CUDA, Triton, transformers, numpy, safetensors and rich.
 """
 
-import json
+import sys
 from pathlib import Path
 
-from benchmarks.in_processes import Measurement, chosen, parser_of, run_all
+from benchmarks.in_processes import Measurement, chosen, parser_of, read, run_all
 
 
 def decode(name: str, limit_seconds: int, words: str) -> Measurement:
@@ -48,15 +48,11 @@ def plan(routing: str | None) -> list[Measurement]:
 
 def lines(file: Path) -> list[str]:
     """What there is of a measurement, one line per run."""
-    try:
-        runs = json.loads(file.read_text(encoding="utf-8")).get("runs", [])
-    except (OSError, ValueError):
-        return []
     return [
         f"  {run['format']:9} {run['residency']:5g} %  {run['test']:14} batch {run['batch']}: "
         f"floor {run['floor_ms']:8.3f}  median {run['times']['median_ms']:8.3f}  "
         f"p95 {run['times']['p95_ms']:8.3f}  ratio {run['ratio']:.2f}"
-        for run in runs
+        for run in (read(file) or {}).get("runs", [])
     ]
 
 
@@ -64,7 +60,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--routing", help="safetensors with 'routing' [tokens, 24, 4]")
     given = parser.parse_args()
-    run_all(chosen(parser, plan(given.routing), given.only), given.out, given.limit, lines)
+    sys.exit(run_all(chosen(parser, plan(given.routing), given.only), given.out, given.limit, lines))
 
 
 if __name__ == "__main__":

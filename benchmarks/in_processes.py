@@ -1,7 +1,7 @@
 """Measurements in processes of their own, each with a time limit: one that hangs or dies costs its own figures.
 
-Each leaves NAME.json (which it writes itself, and which grows while it measures) and NAME.log in the folder; what ran,
-how it ended and how long it took is in summary.json.
+Each leaves NAME.json (which it writes itself, and which grows while it measures; an older one goes first) and NAME.log
+in the folder; what ran, how it ended and how long it took is in summary.json, of every measurement the last time.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
 
 def chosen(parser: argparse.ArgumentParser, every: Sequence[Measurement], only: str) -> list[Measurement]:
     """Those that are named, all where none is; ends the program where one is not there."""
-    names = [name for name in only.split(",") if name]
+    names = [name for each in only.split(",") if (name := each.strip())]
     if unknown := set(names) - {each.name for each in every}:
         there = ", ".join(each.name for each in every)
         parser.error(f"no measurement is called {', '.join(sorted(unknown))}; there are {there}")
@@ -48,24 +48,51 @@ def chosen(parser: argparse.ArgumentParser, every: Sequence[Measurement], only: 
 
 def run_all(
     measurements: Sequence[Measurement], out: Path, limit_seconds: float, lines: Callable[[Path], Iterable[str]]
-) -> None:
-    """One after the other, until the time is up. `lines`: what is worth saying of a measurement's JSON."""
-    out.mkdir(parents=True, exist_ok=True)
-    ends = time.perf_counter() + limit_seconds
-    done: list[dict[str, Any]] = []
+) -> int:
+    """One after the other, until the time is up. `lines`: what is worth saying of a measurement's JSON.
+
+    The program's exit status: 1 if any did not end by itself and well.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise SystemExit(f"{out} is no folder to write to ({problem.strerror}): name another one") from None
+    ends, summary = time.perf_counter() + limit_seconds, out / "summary.json"
+    done: dict[str, Any] = {each["name"]: each for each in read(summary) or ()}
     for each in measurements:
         if (left := ends - time.perf_counter()) < LEAST_SECONDS:
+            done[each.name] = {"name": each.name, "words": list(each.words), "status": "no time left", "seconds": 0.0}
             print(f"{each.name}: no time left", flush=True)
-            done.append({"name": each.name, "words": list(each.words), "status": "no time left", "seconds": 0.0})
         else:
-            done.append(run(each, out, min(left, each.limit_seconds)))
-            print(f"{each.name}: {done[-1]['status']}, {done[-1]['seconds']} s", flush=True)
-            print(*lines(out / f"{each.name}.json"), sep="\n", flush=True)
-        (out / "summary.json").write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
+            done[each.name] = run(each, out, min(left, each.limit_seconds))
+            print(f"{each.name}: {ended(done[each.name], out)}", flush=True)
+            for line in lines(out / f"{each.name}.json"):
+                print(line, flush=True)
+        summary.write_text(json.dumps([*done.values()], indent=1) + "\n", encoding="utf-8")
+    return int(any(done[each.name]["status"] != 0 for each in measurements))
+
+
+def read(file: Path) -> Any:
+    """What a JSON holds; None where there is none, or half of one."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def ended(found: dict[str, Any], out: Path) -> str:
+    """How a process did; of one that did not do well the last that it said, and where the rest is."""
+    status, seconds = found["status"], found["seconds"]
+    if status == 0:
+        return f"done, {seconds} s"
+    log = out / f"{found['name']}.log"
+    said = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return f"status {status}, {seconds} s; {said[-1][:200] if said else 'it said nothing'} (see {log})"
 
 
 def run(measurement: Measurement, out: Path, limit_seconds: float) -> dict[str, Any]:
-    """Ends the whole process group when the time is up."""
+    """Ends the whole process group when the time is up, or when it is interrupted itself."""
+    (out / f"{measurement.name}.json").unlink(missing_ok=True)
     words = [sys.executable, *measurement.words, "--json", str(out / f"{measurement.name}.json")]
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     begin = time.perf_counter()
@@ -76,9 +103,11 @@ def run(measurement: Measurement, out: Path, limit_seconds: float) -> dict[str, 
         )  # fmt: skip
         try:
             status: int | str = process.wait(limit_seconds)
-        except subprocess.TimeoutExpired:
+        except BaseException as problem:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            if not isinstance(problem, subprocess.TimeoutExpired):
+                raise
             status = f"stopped after {limit_seconds:.0f} s"
     return {
         "name": measurement.name, "words": list(measurement.words), "status": status,

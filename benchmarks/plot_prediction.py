@@ -1,6 +1,6 @@
 """Draws docs/pictures/prediction-gpu.svg: time per token on a GPU from on demand to all resident, by who decides.
 
-    python benchmarks/plot_prediction.py
+    PYTHONPATH=src:. python benchmarks/plot_prediction.py
 
 Reads the two newest grids of benchmarks/notes/2026-11-15-prediction-gpu.md. Needs the extra [plots].
 """
@@ -23,6 +23,7 @@ DIRECT = {
     "LRU": ("LRU",), "LFRU": (LFRU, AGAIN), "LFRU + heads": ("LFRU + heads, 1 ahead",),
     "reuse eviction": ("reuse eviction",), "reuse + heads": ("reuse eviction + heads, 1 ahead",), "Belady": ("Belady",),
 }  # fmt: skip
+MARKERS = dict(zip(DIRECT, ".ovsDx", strict=True))
 SERVED = DIRECT | {
     "LFRU + heads": ("LFRU + heads, 1 and 2 ahead, served",), "reuse eviction": ("reuse eviction, served",),
     "reuse + heads": ("reuse eviction + heads, 1 and 2 ahead, served",),
@@ -47,7 +48,7 @@ def draw(axes: Axes, found: dict[str, Any], rows: dict[str, tuple[str, ...]]) ->
     for label, names in rows.items():
         strong = label == "reuse + heads"
         spent = [by_tokens(found, share, names) for share in SHARES]
-        axes.plot(SHARES, spent, marker="o", markersize=3, linewidth=2.4 if strong else 1.2, label=label)
+        axes.plot(SHARES, spent, marker=MARKERS[label], markersize=4, linewidth=2.4 if strong else 1.2, label=label)
     axes.set_xscale("log", base=2)
     axes.set_xticks(SHARES, [f"{share:.1%}".replace(".0", "") for share in SHARES])
     title = f"{found['format']}: {HOW[found['driver']]}"

@@ -40,4 +40,6 @@ class Log:
 
     def keep(self, said: str) -> None:
         print(f"{time.perf_counter() - self._begun:6.1f} s  {said}", flush=True)
-        self._file.write_text(json.dumps(self.found, indent=1) + "\n")
+        half = self._file.with_suffix(".part")
+        half.write_text(json.dumps(self.found, indent=1) + "\n")
+        half.replace(self._file)

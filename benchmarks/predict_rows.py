@@ -142,6 +142,9 @@ def fill_in(forecasts: Path, measured: Path) -> None:
     ]
     found["shares"] = shares(found)
     for line in found["shares"]:
+        if not line["of_replay"]:
+            print(f"{line['share']:5.1%} {line['row']:40} live {line['live_ms']:6.3f} ms gained, and replay nothing")
+            continue
         terms_of = ", ".join(f"{term} {part:.0%}" for term, part in line["of_replay"].items())
         whole = f"{line['share']:5.1%} {line['row']:40} live {line['live_ms']:6.3f} ms gained, of replay's {terms_of}"
         steady, device = line["steady_of_replay"], line["device_of_replay"]

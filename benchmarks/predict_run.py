@@ -3,19 +3,25 @@
     PYTHONPATH=src:. python benchmarks/predict_run.py OUT --forecasts FILE [--limit 570] [--only int4]     # on a GPU
     PYTHONPATH=src:. python benchmarks/predict_run.py OUT --forecasts FILE --replay
 
-Every row of predict_rows.py with the driver that has it, at Qwen1.5-MoE's shape: int4, where the device reads and sends
-by itself; bf16, served by the host; int4 with an ExpertTransformer in the step's graph, and beside it. The forecasts
-are written by record_forecasts.py, with `--history` for the ExpertTransformer's. OUT gets what in_processes.py says;
-`--replay` adds to each JSON what the simulated machine of its rates gives, and what share of that was measured.
+Rows of predict_rows.py with the driver that the engine would choose, at Qwen1.5-MoE's shape: int4, where the device
+reads and sends by itself; bf16, served by the host; int4 with an ExpertTransformer in the step's graph, and beside it.
+The forecasts are written by record_forecasts.py, with `--history` for the ExpertTransformer's. OUT gets what
+in_processes.py says; `--replay` adds to each JSON what the simulated machine of its rates gives, and what share of that
+was measured.
 """
 
-import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks.in_processes import Measurement, chosen, parser_of, run_all
-from benchmarks.predict_rows import AGAIN, LFRU, ROWS, fill_in
+from benchmarks.in_processes import Measurement, chosen, parser_of, read, run_all
+from benchmarks.predict_rows import AGAIN, LFRU, ROWS, Row, fill_in
+from steerpipe.bench.forecasts import read_forecasts
+from steerpipe.core.errors import SteerpipeError
 
 SCRIPT = str(Path(__file__).with_name("predict_on_gpu.py"))
+EXPERTS = 60  # of a layer, at the shape of the runs
 SHARES = "0.5,0.25,0.125"
 DIRECT = (
     LFRU, "LFRU + heads, 1 ahead", "LFRU + lookahead, 1 ahead", "LFRU + perfect, 1 ahead", AGAIN, "reuse eviction",
@@ -67,10 +73,7 @@ def numbers(names: tuple[str, ...]) -> str:
 
 def lines(file: Path) -> list[str]:
     """What there is of a measurement: the seeds' comparison and how many rows ran."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
+    found = read(file) or {}
     said = [f"  resident {found['resident_ms']:.3f} ms"] if "resident_ms" in found else []
     if "no_cache" in found:
         live, floor = found["no_cache"]["lookahead, committed"], found["no_cache"]["copy floor"]
@@ -83,18 +86,49 @@ def main() -> None:
     parser.add_argument("--forecasts", type=Path, required=True)
     parser.add_argument("--replay", action="store_true", help="of what is in OUT already; needs no GPU")
     given = parser.parse_args()
-    if not given.forecasts.is_file():
-        parser.error(f"{given.forecasts} is not there: record it with benchmarks/record_forecasts.py")
     measurements = chosen(parser, plan(given.forecasts), given.only)
+    if lacking := missing_forecasts(given.forecasts, measurements):
+        parser.error(lacking)
     if not given.replay:
-        run_all(measurements, given.out, given.limit, lines)
-        return
+        sys.exit(run_all(measurements, given.out, given.limit, lines))
     files = [file for each in measurements if (file := given.out / f"{each.name}.json").is_file()]
     if not files:
         parser.error(f"nothing was measured in {given.out} yet: leave --replay out on a machine with a GPU")
     for file in files:
-        print(f"{file.stem}:")
-        fill_in(given.forecasts, file)
+        print(f"{file.stem}: {too_little(read(file)) or ''}")
+        if not too_little(read(file)):
+            fill_in(given.forecasts, file)
+
+
+def missing_forecasts(file: Path, measurements: Sequence[Measurement]) -> str | None:
+    """Why these cannot run on that file: a row that asks for what is not there would end them. None: they can."""
+    try:
+        found = read_forecasts(file, EXPERTS)
+        rows = [each for measurement in measurements for each in rows_of(measurement)]
+        for said in {row.said for row in rows} - {"", "perfect", "wrong", "chance"}:
+            found.foresight(said, 1)
+    except SteerpipeError as error:
+        return f"{error}; {error.fix}"
+    if found.reuse is None and any(row.policy == "reuse" for row in rows):
+        return f"{file} has no scores of reuse; record it with benchmarks/record_forecasts.py"
+    return None
+
+
+def rows_of(measurement: Measurement) -> list[Row]:
+    words = measurement.words
+    given = ",".join(words[words.index(flag) + 1] for flag in ("--rows", "--round-rows"))
+    return [ROWS[int(number)] for number in given.split(",") if number]
+
+
+def too_little(found: Any) -> str | None:
+    """Why a run that ended early cannot be compared with replay; None: it can."""
+    if not isinstance(found, dict) or "rates" not in found:
+        return "its rates were not measured"
+    if "experts" not in found["rates"] or found["rates"]["experts"] is None:
+        return "its rates were not profiled, which comes last: the run was cut off"
+    if not any(line["row"] == LFRU for line in found.get("lines", ())):
+        return "no LFRU was measured, over which others gain"
+    return None
 
 
 if __name__ == "__main__":

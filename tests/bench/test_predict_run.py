@@ -1,13 +1,20 @@
 """What `predict_run.py` runs, and what `in_processes.py` keeps of processes that end badly."""
 
 import json
+import signal
+import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from benchmarks.in_processes import Measurement, chosen, parser_of, run_all
+from benchmarks.in_processes import Measurement, chosen, parser_of, run, run_all
 from benchmarks.predict_rows import ROWS
-from benchmarks.predict_run import lines, plan
+from benchmarks.predict_run import lines, missing_forecasts, plan, too_little
+from steerpipe.arena.foresight import Foresight, ReuseForesight
+from steerpipe.bench.forecasts import ForecastFile, made_up, write_forecasts
+from steerpipe.transfer.recorded import draw_recording
+from steerpipe.transfer.synthetic import SyntheticRouting
 
 WRITES = """
 import json, sys, time
@@ -45,23 +52,84 @@ def test_a_measurement_that_dies_or_hangs_costs_its_own_figures(
         Measurement("hangs", script(tmp_path, "time.sleep(600)"), 5),
         Measurement("ends", script(tmp_path, "pass"), 60),
     ]  # fmt: skip
-    run_all(measurements, tmp_path / "out", 300, lines)
-    done = json.loads((tmp_path / "out" / "summary.json").read_text())
+    out = tmp_path / "out"
+    assert run_all(measurements, out, 300, lines) == 1
+    done = json.loads((out / "summary.json").read_text())
     assert [each["status"] for each in done] == [1, "stopped after 5 s", 0]
-    assert "no device" in (tmp_path / "out" / "dies.log").read_text()
-    assert (tmp_path / "out" / "hangs.log").read_text() == "begun\n"
-    assert capsys.readouterr().out.count("2 runs of rows") == 3, "what was written before stays"
+    assert (out / "hangs.log").read_text() == "begun\n"
+    said = capsys.readouterr().out
+    assert said.count("2 runs of rows") == 3, "what was written before stays"
+    assert f"dies: status 1, {done[0]['seconds']} s; no device (see {out / 'dies.log'})" in said
+    assert run_all(measurements[2:], out, 300, lines) == 0
+    assert json.loads((out / "summary.json").read_text())[:2] == done[:2], "of the others it says what it said"
+
+
+def test_figures_of_an_older_run_are_not_those_of_one_that_dies_at_once(tmp_path: Path) -> None:
+    (tmp_path / "dies.json").write_text('{"lines": [1, 2, 3]}')
+    assert run_all([Measurement("dies", ("-c", "raise SystemExit(3)"), 60)], tmp_path, 300, lines) == 1
+    assert not (tmp_path / "dies.json").exists()
+
+
+def test_who_is_interrupted_leaves_no_process_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    wait = subprocess.Popen.wait
+
+    def interrupted(process: "subprocess.Popen[bytes]", timeout: float | None = None) -> int:
+        if timeout is not None:
+            started.append(process)
+            raise KeyboardInterrupt
+        return wait(process)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(Measurement("hangs", script(tmp_path, "time.sleep(600)"), 600), tmp_path, 600)
+    assert started[0].returncode == -signal.SIGKILL
+
+
+def test_a_folder_that_cannot_be_made_is_said_to_be_none(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match="name another one"):
+        run_all([], tmp_path / "file", 60, lines)
 
 
 def test_what_there_is_no_time_for_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_all([Measurement("late", ("-c", "pass"), 60)], tmp_path, 1.0, lines)
+    assert run_all([Measurement("late", ("-c", "pass"), 60)], tmp_path, 1.0, lines) == 1
     assert json.loads((tmp_path / "summary.json").read_text())[0]["status"] == "no time left"
     assert "late: no time left" in capsys.readouterr().out
 
 
 def test_a_name_that_is_not_there_ends_the_program_and_says_which_are(capsys: pytest.CaptureFixture[str]) -> None:
     every = plan(Path("forecasts"))
-    assert [each.name for each in chosen(parser_of(""), every, "int4,bf16-served")] == ["int4", "bf16-served"]
+    assert [each.name for each in chosen(parser_of(""), every, "int4, bf16-served")] == ["int4", "bf16-served"]
     with pytest.raises(SystemExit):
         chosen(parser_of(""), every, "int5")
     assert "int5" in (said := capsys.readouterr().err) and "bf16-served" in said
+
+
+def test_forecasts_that_a_row_lacks_are_missed_before_anything_runs(tmp_path: Path) -> None:
+    file, every = tmp_path / "forecasts.safetensors", plan(Path("forecasts"))
+    recording = draw_recording(SyntheticRouting(tokens=4, layers=2, experts=60, top_k=4))
+
+    def written(reuse: ReuseForesight | None, *names: str) -> str | None:
+        said: Foresight = made_up("perfect", recording, 2)
+        write_forecasts(file, ForecastFile(recording, dict.fromkeys(names, said), reuse))
+        return missing_forecasts(file, every)
+
+    assert "forecasts" in (missing_forecasts(file, every) or "")
+    scores = {(token, 0): np.zeros(120, dtype=np.float32) for token in range(4)}
+    assert "transformers" in (written(ReuseForesight(scores, 64.0), "heads", "lookahead", "previous") or "")
+    assert "reuse" in (written(None, "heads", "lookahead", "previous", "transformers") or "")
+    assert written(ReuseForesight(scores, 64.0), "heads", "lookahead", "previous", "transformers") is None
+    file.write_bytes(b"")
+    assert str(file) in (missing_forecasts(file, every) or "")
+
+
+def test_a_run_that_was_cut_off_says_what_it_lacks() -> None:
+    rates, lfru = {"layer": 1e-4, "experts": 2e-5}, {"row": "LFRU"}
+    assert too_little({"rates": rates, "lines": [lfru]}) is None
+    for found, lacks in (
+        (None, "rates"), ({"lines": [lfru]}, "rates"), ({"rates": rates}, "LFRU"),
+        ({"rates": {"layer": 1e-4, "experts": None}, "lines": [lfru]}, "profiled"),
+        ({"rates": rates, "lines": [{"row": "LFRU again"}]}, "LFRU"),
+    ):  # fmt: skip
+        assert lacks in (too_little(found) or "")
