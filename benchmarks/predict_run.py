@@ -13,10 +13,11 @@ was measured.
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+import torch
 
 from benchmarks.in_processes import Measurement, chosen, parser_of, read, run_all
-from benchmarks.predict_rows import AGAIN, LFRU, ROWS, Row, fill_in
+from benchmarks.predict_rows import AGAIN, LFRU, ROWS, Row, fill_in, read_found
 from steerpipe.bench.forecasts import read_forecasts
 from steerpipe.core.errors import SteerpipeError
 
@@ -90,13 +91,16 @@ def main() -> None:
     if lacking := missing_forecasts(given.forecasts, measurements):
         parser.error(lacking)
     if not given.replay:
+        if not torch.cuda.is_available():
+            parser.error("there is no CUDA device here; --replay needs none")
         sys.exit(run_all(measurements, given.out, given.limit, lines))
     files = [file for each in measurements if (file := given.out / f"{each.name}.json").is_file()]
     if not files:
         parser.error(f"nothing was measured in {given.out} yet: leave --replay out on a machine with a GPU")
     for file in files:
-        print(f"{file.stem}: {too_little(read(file)) or ''}")
-        if not too_little(read(file)):
+        lacking = too_little(file)
+        print(f"{file.stem}: {lacking or ''}", flush=True)
+        if not lacking:
             fill_in(given.forecasts, file)
 
 
@@ -108,7 +112,7 @@ def missing_forecasts(file: Path, measurements: Sequence[Measurement]) -> str | 
         for said in {row.said for row in rows} - {"", "perfect", "wrong", "chance"}:
             found.foresight(said, 1)
     except SteerpipeError as error:
-        return f"{error}; {error.fix}"
+        return str(error)
     if found.reuse is None and any(row.policy == "reuse" for row in rows):
         return f"{file} has no scores of reuse; record it with benchmarks/record_forecasts.py"
     return None
@@ -120,13 +124,17 @@ def rows_of(measurement: Measurement) -> list[Row]:
     return [ROWS[int(number)] for number in given.split(",") if number]
 
 
-def too_little(found: Any) -> str | None:
+def too_little(file: Path) -> str | None:
     """Why a run that ended early cannot be compared with replay; None: it can."""
-    if not isinstance(found, dict) or "rates" not in found:
+    try:
+        found = read_found(file)
+    except (OSError, ValueError, KeyError):
+        return "no row was measured"
+    if "rates" not in found:
         return "its rates were not measured"
-    if "experts" not in found["rates"] or found["rates"]["experts"] is None:
+    if found["rates"].get("experts") is None:
         return "its rates were not profiled, which comes last: the run was cut off"
-    if not any(line["row"] == LFRU for line in found.get("lines", ())):
+    if not any(line["row"] == LFRU for line in found["lines"]):
         return "no LFRU was measured, over which others gain"
     return None
 

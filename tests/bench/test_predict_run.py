@@ -124,12 +124,17 @@ def test_forecasts_that_a_row_lacks_are_missed_before_anything_runs(tmp_path: Pa
     assert str(file) in (missing_forecasts(file, every) or "")
 
 
-def test_a_run_that_was_cut_off_says_what_it_lacks() -> None:
-    rates, lfru = {"layer": 1e-4, "experts": 2e-5}, {"row": "LFRU"}
-    assert too_little({"rates": rates, "lines": [lfru]}) is None
-    for found, lacks in (
-        (None, "rates"), ({"lines": [lfru]}, "rates"), ({"rates": rates}, "LFRU"),
-        ({"rates": {"layer": 1e-4, "experts": None}, "lines": [lfru]}, "profiled"),
-        ({"rates": rates, "lines": [{"row": "LFRU again"}]}, "LFRU"),
-    ):  # fmt: skip
-        assert lacks in (too_little(found) or "")
+def test_a_run_that_was_cut_off_says_what_it_lacks(tmp_path: Path) -> None:
+    rates, lfru, file = {"layer": 1e-4, "experts": 2e-5}, {"row": "LFRU"}, tmp_path / "int4.json"
+
+    def lacks(found: object) -> str | None:
+        file.write_text(json.dumps(found))
+        return too_little(file)
+
+    assert lacks({"rates": rates, "lines": [lfru]}) is None
+    assert lacks({"rates": rates}) == lacks({}) == "no row was measured"
+    assert "rates" in (lacks({"lines": [lfru]}) or "")
+    assert "profiled" in (lacks({"rates": {"layer": 1e-4, "experts": None}, "lines": [lfru]}) or "")
+    assert "LFRU" in (lacks({"rates": rates, "lines": [{"row": "LFRU again"}]}) or "")
+    file.write_text('{"rates": ')
+    assert too_little(file) == "no row was measured"
