@@ -129,6 +129,16 @@ def test_the_text_at_enter_counts_whatever_was_typed_before(server: Running) -> 
         assert typist.answer()["text"] == asked(server, "Good morning", before)
 
 
+def test_an_answer_that_was_begun_to_another_text_is_not_told(server: Running) -> None:
+    with line(server) as typist:
+        typist.say("open", max_tokens=20, temperature=0)
+        typist.type(TEXT)
+        while not typist.hear("warmth")["speculated_tokens"]:
+            pass
+        typist.say("submit", text="Good night")
+        assert typist.answer()["text"] == asked(server, "Good night")
+
+
 def test_a_second_draft_on_a_line_supersedes_the_first(server: Running) -> None:
     with line(server) as typist:
         for text in ("first", "second"):

@@ -245,7 +245,7 @@ def test_a_step_that_begins_waits_until_no_victim_is_in_the_table() -> None:
 
 
 def test_a_slot_whose_block_came_twice_is_not_given_to_a_guess_while_a_kernel_is_about_to_store_there() -> None:
-    machine = landing.Machine(0, 14, "lru", chunk_bytes=PAGE)
+    machine = landing.Machine(0, 14, "lru", chunk_bytes=PAGE, window=2)
     with machine.source as source:
         machine.serve([[0, 1, 2], [0, 1, 2], [0, 1]])
         machine.step([[3], [3], [0]])  # one slot is left

@@ -97,6 +97,37 @@ def test_an_interrupt_while_experts_are_sent_ahead(after: int) -> None:
         source.check_integrity()
 
 
+def test_who_was_evicted_by_an_interrupted_lease_stays_in_the_table_until_its_kernels_have_looked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The interrupt comes when the slot table knows of the eviction and nobody else does."""
+    machine = Machine(0, 2)
+    streams, source = machine.streams, machine.source
+    begin = source._shelf.table.begin
+
+    def interrupted(*given: Any, **named: Any) -> Any:
+        placement = begin(*given, **named)
+        if placement is not None and placement.evicted is not None:
+            raise Interrupt
+        return placement
+
+    with source:
+        with source.lease(NAMES[0], [0]) as lease:
+            for wave in lease.waves():
+                streams.drain()
+                streams.launch(machine.kernel(NAMES[0], wave, waits=False))  # it has not begun to run
+        with monkeypatch.context() as patch:
+            patch.setattr(source._shelf.table, "begin", interrupted)
+            with pytest.raises(Interrupt), source.lease(NAMES[1], [0, 1]) as lease:
+                list(lease.waves())
+        streams._copying = 1.0
+        for _ in range(100):
+            streams.step()
+        streams._copying = 0.5
+        streams.drain()
+        source.check_integrity()
+
+
 OURS = ("/steerpipe/transfer/cuda/", "/steerpipe/store/")
 SIGNALS = ("RESUME", "JUMP_BACKWARD", "CALL", "CALL_FUNCTION_EX")  # after these the interpreter looks for signals
 
