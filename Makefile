@@ -76,7 +76,7 @@ sanitize-gpu:  ## the kernel tests under compute-sanitizer
 bench-gpu:  ## every measurement of the CUDA engine, within 570 s, into OUT
 	PYTHONPATH=src:. $(GPU_PYTHON) benchmarks/cuda_run.py $(OUT) $(ARGS)
 
-bench-predict:  ## every measurement of prediction on a GPU, within 570 s, into OUT; FORECASTS: of record_forecasts.py
+bench-predict:  ## prediction on a GPU at full shape, within 570 s, into OUT; FORECASTS: of record_forecasts.py
 	PYTHONPATH=src:. $(GPU_PYTHON) benchmarks/predict_run.py $(OUT) --forecasts $(FORECASTS) $(ARGS)
 
 lock: venv  ## writes requirements.lock anew

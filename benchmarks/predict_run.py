@@ -1,4 +1,4 @@
-"""All measurements of prediction on a GPU in one go, the most wanted first; then, on any machine, replay.
+"""Prediction on a GPU at full shape in one go, the most wanted first; then, on any machine, what replay gives for it.
 
     PYTHONPATH=src:. python benchmarks/predict_run.py OUT --forecasts FILE [--limit 570] [--only int4]     # on a GPU
     PYTHONPATH=src:. python benchmarks/predict_run.py OUT --forecasts FILE --replay
