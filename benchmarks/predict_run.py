@@ -5,9 +5,9 @@
 
 Rows of predict_rows.py with the driver that the engine would choose, at Qwen1.5-MoE's shape: int4, where the device
 reads and sends by itself; bf16, served by the host; int4 with an ExpertTransformer in the step's graph, and beside it.
-The forecasts are written by record_forecasts.py, with `--history` for the ExpertTransformer's. OUT gets what
-in_processes.py says; `--replay` adds to each JSON what the simulated machine of its rates gives, and what share of that
-was measured.
+The forecasts are written by record_forecasts.py, with `--history` for the ExpertTransformer's; without those its rows
+are left out. OUT gets what in_processes.py says; `--replay` adds to each JSON what the simulated machine of its rates
+gives, and what share of that was measured.
 """
 
 import sys
@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.in_processes import Measurement, chosen, parser_of, read, run_all
-from benchmarks.predict_rows import AGAIN, LFRU, ROWS, Row, fill_in, read_found
-from steerpipe.bench.forecasts import read_forecasts
+from benchmarks.predict_rows import AGAIN, HISTORY_ROWS, LFRU, ROWS, Row, fill_in, read_found
+from steerpipe.bench.forecasts import ForecastFile, read_forecasts
 from steerpipe.core.errors import SteerpipeError
 
 SCRIPT = str(Path(__file__).with_name("predict_on_gpu.py"))
@@ -37,25 +37,30 @@ SERVED = (
 HISTORY = (LFRU, "LFRU + ExpertTransformer, 2 ahead", AGAIN, "LFRU + heads, 1 ahead")
 APART = (LFRU, "LFRU + ExpertTransformer apart, 2 ahead, served", AGAIN, "LFRU + heads, 1 and 2 ahead, served")
 LRU = ("LRU",)
+HISTORY_SAID = next(row.said for row in ROWS if row.name in HISTORY_ROWS)
+RECORD = "record them with benchmarks/record_forecasts.py"
 
 
-def plan(forecasts: Path) -> list[Measurement]:
-    """In the order of what is wanted most."""
+def plan(forecasts: Path, *, history: bool = True) -> list[Measurement]:
+    """In the order of what is wanted most. `history`: whether there are forecasts of an ExpertTransformer."""
 
     def measurement(
         name: str, limit_seconds: int, words: str, rows: tuple[str, ...], once: tuple[str, ...] = ()
     ) -> Measurement:
+        own = tuple(row for row in rows if history or row not in HISTORY_ROWS)
         grid = (
-            "--rows", numbers(once), "--shares", SHARES if once else "", "--round-rows", numbers(rows),
+            "--rows", numbers(once), "--shares", SHARES if once else "", "--round-rows", numbers(own),
             "--round-shares", SHARES,
         )  # fmt: skip
         return Measurement(name, (SCRIPT, "--forecasts", str(forecasts), *words.split(), *grid), limit_seconds)
 
-    return [
+    of_all = [
         measurement("int4", 210, "--format int4 --rounds 5 --tokens 48 --warmup 40", DIRECT, LRU),
         measurement(
             "bf16-served", 300, "--format bf16 --driver served --rounds 3 --tokens 24 --warmup 32", SERVED, LRU
         ),
+    ]  # fmt: skip
+    of_history = [
         measurement(
             "int4-history", 100, "--format int4 --rounds 5 --tokens 48 --warmup 40 --skip-no-cache", HISTORY
         ),
@@ -64,6 +69,7 @@ def plan(forecasts: Path) -> list[Measurement]:
             APART,
         ),
     ]  # fmt: skip
+    return of_all + of_history if history else of_all
 
 
 def numbers(names: tuple[str, ...]) -> str:
@@ -87,9 +93,15 @@ def main() -> None:
     parser.add_argument("--forecasts", type=Path, required=True)
     parser.add_argument("--replay", action="store_true", help="of what is in OUT already; needs no GPU")
     given = parser.parse_args()
-    measurements = chosen(parser, plan(given.forecasts), given.only)
-    if lacking := missing_forecasts(given.forecasts, measurements):
-        parser.error(lacking)
+    try:
+        found = read_forecasts(given.forecasts, EXPERTS)
+    except SteerpipeError as error:
+        parser.error(str(error))
+    if not (history := HISTORY_SAID in found.said):
+        print(f"{given.forecasts} has no forecasts of an ExpertTransformer, so its rows are left out", flush=True)
+    measurements = chosen(parser, plan(given.forecasts, history=history), given.only)
+    if lacking := missing_forecasts(found, measurements):
+        parser.error(f"{given.forecasts}: {lacking}")
     if not given.replay:
         if not torch.cuda.is_available():
             parser.error("there is no CUDA device here; --replay needs none")
@@ -104,24 +116,29 @@ def main() -> None:
             fill_in(given.forecasts, file)
 
 
-def missing_forecasts(file: Path, measurements: Sequence[Measurement]) -> str | None:
-    """Why these cannot run on that file: a row that asks for what is not there would end them. None: they can."""
+def missing_forecasts(found: ForecastFile, measurements: Sequence[Measurement]) -> str | None:
+    """Why these cannot run on them: a row that asks for what is not there would end them. None: they can."""
+    rows = [each for measurement in measurements for each in rows_of(measurement)]
+    wanted = max(sum(int(option(each, flag)) for flag in ("--tokens", "--warmup")) for each in measurements)
+    if found.recording.tokens < wanted:
+        return f"it has {found.recording.tokens} tokens, and {wanted} are measured; {RECORD}"
     try:
-        found = read_forecasts(file, EXPERTS)
-        rows = [each for measurement in measurements for each in rows_of(measurement)]
         for said in {row.said for row in rows} - {"", "perfect", "wrong", "chance"}:
             found.foresight(said, 1)
     except SteerpipeError as error:
         return str(error)
     if found.reuse is None and any(row.policy == "reuse" for row in rows):
-        return f"{file} has no scores of reuse; record it with benchmarks/record_forecasts.py"
+        return f"it has no scores of reuse; {RECORD}"
     return None
 
 
 def rows_of(measurement: Measurement) -> list[Row]:
-    words = measurement.words
-    given = ",".join(words[words.index(flag) + 1] for flag in ("--rows", "--round-rows"))
+    given = ",".join(option(measurement, flag) for flag in ("--rows", "--round-rows"))
     return [ROWS[int(number)] for number in given.split(",") if number]
+
+
+def option(measurement: Measurement, flag: str) -> str:
+    return measurement.words[measurement.words.index(flag) + 1]
 
 
 def too_little(file: Path) -> str | None:

@@ -1,12 +1,14 @@
-"""Routing and forecasts of nano together, for `bench decode --predict`: what it routed to in answers to held-out
-prompts, and what its shipped predictors say of it.
+"""Routing and forecasts of nano together, for `bench decode --predict`: what it routed to in its answers, and what its
+shipped predictors say of it.
 
-    python benchmarks/record_forecasts.py --documents heldout.jsonl.gz --chats chats.json --out FILE [--tokens 400]
-        [--history FILE]
+    python benchmarks/record_forecasts.py --out FILE [--tokens 400] [--history FILE]
+        [--documents heldout.jsonl.gz --chats chats.json]
 
-The text and the split are those of train_predictors.py: no predictor was trained on these prompts. Only the answers'
-tokens are kept, as a decode step meets them; forecasts may look back at the prompt. `--history`: a predictor beside
-those that are shipped, such as the ExpertTransformers of train_predictors' stage `live`.
+With documents and chats the text and the split are those of train_predictors.py: no predictor was trained on the
+prompts that are kept. Without them nano answers prompts of `steerpipe.trace.combinatorial`, which nobody was trained on
+either. Only the answers' tokens are kept, as a decode step meets them; forecasts may look back at the prompt.
+`--history`: a predictor beside those that are shipped, such as the ExpertTransformers of train_predictors' stage `live`
+or of `steerpipe train transformer`; it is called what its file is called.
 """
 
 import argparse
@@ -15,7 +17,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
+from benchmarks.predictor_corpora import ANSWER_TOKENS, synthetic_chats
 from benchmarks.predictor_material import CONTEXT, load_nano, read_text
 from steerpipe.arena.foresee import foresee, foresee_reuse, recording_of
 from steerpipe.arena.foresight import Foresight, ReuseForesight
@@ -26,7 +30,7 @@ from steerpipe.predict.records import PackedTrace, pack_traces
 from steerpipe.predict.reuse_file import load_reuse
 from steerpipe.predict.shipped import for_model
 from steerpipe.runtime.models import find_model
-from steerpipe.trace.live import read_geometry, trace_texts
+from steerpipe.trace.live import TokenSequence, read_geometry, trace_texts
 from steerpipe.train.models import routers_of_model
 
 TEXT_TOKENS = 1_600_000  # as train_predictors reads them
@@ -47,21 +51,38 @@ def kept_rows(found: Foresight, rows: np.ndarray) -> Foresight:
     return Foresight(found.ranked[:, rows], found.probability[:, rows])
 
 
+def held_out(documents: Path, chats: Path, folder: Path, tokens: int) -> list[TokenSequence]:
+    """Chats with that many tokens of answers, of prompts that train_predictors.py does not learn from."""
+    text = read_text(documents, chats, folder, TEXT_TOKENS)
+    chosen, answered = [], 0
+    for sequence in text.test:
+        if sequence.prompt in text.openings and answered < tokens:
+            chosen.append(sequence)
+            answered += len(sequence.tokens) - sequence.prompt_tokens
+    return chosen
+
+
+def our_own(model: PreTrainedModel, folder: Path, tokens: int) -> list[TokenSequence]:
+    """Prompts that come with the project, and as many answers as that takes: half of them may be short."""
+    chats = synthetic_chats(model, folder, 1 + 2 * tokens // ANSWER_TOKENS)
+    return [TokenSequence(each["id"], each["tokens"], each["prompt_tokens"]) for each in chats]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--documents", type=Path, required=True)
-    parser.add_argument("--chats", type=Path, required=True)
+    parser.add_argument("--documents", type=Path)
+    parser.add_argument("--chats", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--history", type=Path)
     options = parser.parse_args()
+    if (options.documents is None) != (options.chats is None):
+        parser.error("--documents and --chats belong together")
     model, folder = load_nano("cpu")
-    text = read_text(options.documents, options.chats, folder, TEXT_TOKENS)
-    chosen, answered = [], 0
-    for sequence in text.test:
-        if sequence.prompt in text.openings and answered < options.tokens:
-            chosen.append(sequence)
-            answered += len(sequence.tokens) - sequence.prompt_tokens
+    chosen = (
+        held_out(options.documents, options.chats, folder, options.tokens) if options.documents
+        else our_own(model, folder, options.tokens)
+    )  # fmt: skip
     traced = list(trace_texts(model, chosen, states=True, state_dtype=torch.float32, max_tokens=CONTEXT))
     trace, routers = pack_traces(traced, read_geometry(model)), routers_of_model(model)
     rows = np.flatnonzero(

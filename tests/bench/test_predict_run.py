@@ -5,14 +5,13 @@ import signal
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from benchmarks.in_processes import Measurement, chosen, parser_of, run, run_all
-from benchmarks.predict_rows import ROWS
-from benchmarks.predict_run import lines, missing_forecasts, plan, too_little
-from steerpipe.arena.foresight import Foresight, ReuseForesight
-from steerpipe.bench.forecasts import ForecastFile, made_up, write_forecasts
+from benchmarks.predict_rows import HISTORY_ROWS, ROWS
+from benchmarks.predict_run import lines, main, missing_forecasts, plan, rows_of, too_little
+from steerpipe.arena.foresight import ReuseForesight
+from steerpipe.bench.forecasts import ForecastFile, made_up
 from steerpipe.transfer.recorded import draw_recording
 from steerpipe.transfer.synthetic import SyntheticRouting
 
@@ -106,22 +105,43 @@ def test_a_name_that_is_not_there_ends_the_program_and_says_which_are(capsys: py
     assert "int5" in (said := capsys.readouterr().err) and "bf16-served" in said
 
 
-def test_forecasts_that_a_row_lacks_are_missed_before_anything_runs(tmp_path: Path) -> None:
-    file, every = tmp_path / "forecasts.safetensors", plan(Path("forecasts"))
-    recording = draw_recording(SyntheticRouting(tokens=4, layers=2, experts=60, top_k=4))
+def test_forecasts_that_a_row_lacks_are_missed_before_anything_runs() -> None:
+    every = plan(Path("forecasts"))
+    scores = ReuseForesight({}, 64.0)
 
-    def written(reuse: ReuseForesight | None, *names: str) -> str | None:
-        said: Foresight = made_up("perfect", recording, 2)
-        write_forecasts(file, ForecastFile(recording, dict.fromkeys(names, said), reuse))
-        return missing_forecasts(file, every)
+    def lacks(measurements: list[Measurement], reuse: ReuseForesight | None, *names: str, tokens: int = 88) -> str:
+        recording = draw_recording(SyntheticRouting(tokens=tokens, layers=2, experts=60, top_k=4))
+        said = dict.fromkeys(names, made_up("perfect", recording, 2))
+        return missing_forecasts(ForecastFile(recording, said, reuse), measurements) or ""
 
-    assert "forecasts" in (missing_forecasts(file, every) or "")
-    scores = {(token, 0): np.zeros(120, dtype=np.float32) for token in range(4)}
-    assert "transformers" in (written(ReuseForesight(scores, 64.0), "heads", "lookahead", "previous") or "")
-    assert "reuse" in (written(None, "heads", "lookahead", "previous", "transformers") or "")
-    assert written(ReuseForesight(scores, 64.0), "heads", "lookahead", "previous", "transformers") is None
-    file.write_bytes(b"")
-    assert str(file) in (missing_forecasts(file, every) or "")
+    assert "transformers" in lacks(every, scores, "heads", "lookahead", "previous")
+    assert "reuse" in lacks(every, None, "heads", "lookahead", "previous", "transformers")
+    assert "87 tokens, and 88" in lacks(every, scores, "heads", "lookahead", "previous", "transformers", tokens=87)
+    assert lacks(every, scores, "heads", "lookahead", "previous", "transformers") == ""
+    assert lacks(plan(Path("forecasts"), history=False), scores, "heads", "lookahead", "previous") == ""
+
+
+def test_without_forecasts_of_an_expert_transformer_everything_else_is_measured() -> None:
+    every, others = plan(Path("forecasts")), plan(Path("forecasts"), history=False)
+    assert [each.name for each in others] == ["int4", "bf16-served"]
+    for own, whole in zip(others, every, strict=False):
+        left_out = [row.name for row in rows_of(whole) if row not in rows_of(own)]
+        assert all(name in HISTORY_ROWS for name in left_out)
+    assert not any(row.name in HISTORY_ROWS for each in others for row in rows_of(each))
+
+
+@pytest.mark.parametrize("damage", ["absent", "empty"])
+def test_a_file_that_holds_no_forecasts_ends_the_program_and_is_named(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "forecasts.safetensors"
+    if damage == "empty":
+        file.write_bytes(b"")
+    monkeypatch.setattr("sys.argv", ["predict_run.py", str(tmp_path / "out"), "--forecasts", str(file)])
+    with pytest.raises(SystemExit):
+        main()
+    assert str(file) in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_run_that_was_cut_off_says_what_it_lacks(tmp_path: Path) -> None:
