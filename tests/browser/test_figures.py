@@ -1,5 +1,6 @@
 """What the page shows is what `/metrics` says; and everybody can perceive it."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,13 +80,17 @@ def read_bytes(reason: str) -> str:
     return f'steerpipe_expert_read_bytes_total{{reason="{reason}"}}'
 
 
-def test_the_pictures_are_told_in_words(visitor: Visitor, server: Running) -> None:
+def test_the_pictures_are_told_in_words_and_the_last_state_is_among_them(visitor: Visitor, server: Running) -> None:
     with visitor.visit(server.url) as page:
         wait_ready(page)
-        ask(page, "Hello")
-        wait_ended(page)
-        assert "in fast memory" in (page.locator("#map").get_attribute("aria-label") or "")
-        assert "compute" in (page.locator("#streams").get_attribute("aria-label") or "")
+        for text in ("Hello", "And now?"):  # within the second in which nothing is told again
+            ask(page, text)
+            wait_ended(page)
+        settled(server)
+        fast, used = (int(shown(page, f'[data-place="{place}"]')) for place in ("fast", "used"))
+        words = rf"{fast} in fast memory, .*; {used} used by the last step"
+        expect(page.locator("#map")).to_have_attribute("aria-label", re.compile(words))
+        expect(page.locator("#streams")).to_have_attribute("aria-label", re.compile("compute"))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

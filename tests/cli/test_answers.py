@@ -21,7 +21,7 @@ ANSWER = Completion("", (1, 2), FinishReason.LENGTH, Timings(3, 40.0, 2, 60.0), 
 
 
 def milliseconds(line: str) -> dict[str, int]:
-    return {name: int(value) for name, value in re.findall(r"(compute|demand stall|late|disk) (\d+) ms", line)}
+    return {name: int(value) for name, value in re.findall(r"(compute|misses|late guesses|disk) (\d+) ms", line)}
 
 
 def test_the_parts_add_up_to_the_answers_time() -> None:
@@ -31,9 +31,9 @@ def test_the_parts_add_up_to_the_answers_time() -> None:
     )  # fmt: skip
     line = split_line(ANSWER, counted)
     found = milliseconds(line)
-    assert found == {"compute": 70, "demand stall": 25, "late": 5, "disk": 20}
-    assert found["compute"] + found["demand stall"] + found["late"] == 100  # disk runs beside them
-    assert "4 KiB" in line and "75% of 8 experts were there, 3 evicted" in line
+    assert found == {"compute": 70, "misses": 25, "late guesses": 5, "disk": 20}
+    assert found["compute"] + found["misses"] + found["late guesses"] == 100  # disk runs beside them
+    assert "4 KiB" in line and "75% of 8 expert uses found in memory, 3 evictions" in line
 
 
 def test_more_waiting_than_time_is_no_negative_compute() -> None:
@@ -42,7 +42,7 @@ def test_more_waiting_than_time_is_no_negative_compute() -> None:
 
 
 def test_no_lease_is_no_miss() -> None:
-    assert "100% of 0 experts were there" in split_line(ANSWER, LadderCounters())
+    assert "100% of 0 expert uses found in memory" in split_line(ANSWER, LadderCounters())
 
 
 def test_the_json_carries_the_links_utilisation(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_a_model_is_measured_and_the_dial_turns(model: Path, texts: Path, tmp_pa
     quality = json.loads(answered.stdout)["quality"]
     assert quality["quality"] == name and quality["uses"] > 0 and quality["expected_nats"] is not None
     shown = steerpipe("generate", own, "-p", "Hello", *words[:-1], "--quality", "surrogate")
-    assert "quality surrogate: " in shown.stderr and "expert uses were substituted" in shown.stderr
+    assert "quality surrogate: " in shown.stderr and "were substituted" in shown.stderr
     whole = steerpipe("generate", own, "-p", "Hello", *words[2:-1], "--quality", "surrogate")
     assert "quality surrogate: every expert is resident" in whole.stderr
 

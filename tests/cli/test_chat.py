@@ -88,7 +88,7 @@ def test_a_conversation(terminal: Terminal, tmp_path: Path) -> None:
     terminal.type("Can you tell me about zanzibarine gardens?")
     terminal.wait_for("tokens of the answer")
     terminal.type("\r")
-    assert "typing saved" in terminal.wait_for(" · length")
+    assert "computed before Enter" in terminal.wait_for(" · length")
     terminal.type("/stats\r")
     assert "1: first token after" in terminal.wait_for(" · length")
     terminal.type("/nonsense\r")
@@ -167,4 +167,4 @@ def test_the_bar_shows_how_much_is_computed_and_whether_the_answer_has_begun() -
 
 def test_tokens_that_were_there_at_enter_are_no_speed() -> None:
     report = TurnReport(90, 90, 28, 0.002, 1.0, 8, 0.75, FinishReason.STOP, None)
-    assert report_line(report) == "first token after 2 ms · 20.0 tokens/s · typing saved 750 ms · stop"
+    assert report_line(report) == "first token after 2 ms · 20.0 tokens/s · 750 ms computed before Enter · stop"

@@ -133,7 +133,7 @@ def test_the_command_line_says_where_the_time_went(pack: Path) -> None:
     shown = CliRunner().invoke(app, words)
     assert shown.exit_code == 0
     assert "6 of 24 experts (25.0%)" in shown.stderr.replace("\n", " ").replace("  ", " ") or "25.0%" in shown.stderr
-    assert "demand stall" in shown.stderr and "demand stall" not in shown.stdout
+    assert "waiting for misses" in shown.stderr and "waiting for misses" not in shown.stdout
     told = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     assert told["experts"]["leased"] > 0
     assert {row["what"] for row in told["memory"]} >= {"expert slots", "dense weights", "all experts"}

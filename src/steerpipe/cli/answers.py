@@ -69,12 +69,13 @@ def quality_json(completion: "Completion", pipe: "Pipeline") -> dict[str, Any] |
 
 
 def split_line(completion: "Completion", counters: "LadderCounters") -> str:
-    """compute + demand stall + late = the answer's time; disk is what was read meanwhile. `counters` of the answer."""
+    """Compute and the two waits are the answer's time; the disk reads beside them. `counters` of the answer."""
     total = completion.timings.prompt_ms + completion.timings.predicted_ms
     stall, late = counters.stall_seconds * 1e3, counters.late_seconds * 1e3
     hit_rate = counters.hits / counters.leased if counters.leased else 1.0
     return (
-        f"compute {max(0.0, total - stall - late):.0f} ms + demand stall {stall:.0f} ms + late {late:.0f} ms · "
-        f"disk {counters.disk_seconds * 1e3:.0f} ms, {format_bytes(counters.disk_bytes)} · "
-        f"{hit_rate:.0%} of {counters.leased} experts were there, {counters.evictions} evicted"
+        f"compute {max(0.0, total - stall - late):.0f} ms + waiting for misses {stall:.0f} ms "
+        f"+ for late guesses {late:.0f} ms · "
+        f"disk {counters.disk_seconds * 1e3:.0f} ms meanwhile, {format_bytes(counters.disk_bytes)} · "
+        f"{hit_rate:.0%} of {counters.leased} expert uses found in memory, {counters.evictions} evictions"
     )

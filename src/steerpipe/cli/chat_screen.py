@@ -135,16 +135,16 @@ def toolbar_line(warmth: Warmth) -> str:
 
 
 def report_line(turn: TurnReport) -> str:
-    """TTFT, speed, hits, and what typing saved."""
+    """TTFT, speed, hits, and what had been computed before Enter."""
     later = turn.tokens - max(1, turn.ahead_tokens)  # those that were there at once are no speed
     speed = f" · {later / turn.seconds:.1f} tokens/s" if later > 0 and turn.seconds else ""
     experts = turn.experts
-    hits = f" · {experts.hits / experts.leased:.0%} of experts were there" if experts and experts.leased else ""
-    saved = f" · typing saved {turn.saved_seconds * 1e3:.0f} ms" if turn.saved_seconds else ""
+    hits = f" · {experts.hits / experts.leased:.0%} of experts found in memory" if experts and experts.leased else ""
+    before = f" · {turn.saved_seconds * 1e3:.0f} ms computed before Enter" if turn.saved_seconds else ""
     covered = turn.covered
     cover = f" · {covered.tokens} tokens covered {covered.seconds * 1e3:.0f} ms" if covered and covered.tokens else ""
     first = f"first token after {turn.first_token_seconds * 1e3:.0f} ms"
-    return f"{first}{speed}{hits}{saved}{cover} · {turn.finish_reason.value}"
+    return f"{first}{speed}{hits}{before}{cover} · {turn.finish_reason.value}"
 
 
 @contextmanager

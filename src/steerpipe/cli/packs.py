@@ -104,5 +104,5 @@ def _show_pack(report: "PackReport") -> None:
         ("dense", report.dense_format, report.dense_file_bytes, report.loss.dense_bits_per_weight, errors["dense"]),
     )  # fmt: skip
     for part, form, size, bits, error in rows:
-        table.add_row(part, form, format_bytes(size), f"{bits:.2f}", f"{error:.4f}" if error else "none")
+        table.add_row(part, form, format_bytes(size), f"{bits:.2f}", f"{error:.4f}" if error else "0")
     Console().print(table)

@@ -28,7 +28,7 @@ def show(plan: "ModelPlan") -> None:
     rate = f"weights read once at {plan.memory_rate / 1e9:.1f} GB/s, missing blocks at the links' full rates"
     _show_floors(console, f"time per token at least ({rate})", plan.tokens)
     _show_floors(
-        console, "time to the first token at least (16: what is left if typing covered the rest)", plan.prompts
+        console, "time to the first token at least (16 tokens: the rest was computed while it was typed)", plan.prompts
     )
     if not plan.typing:
         console.print("every expert is resident: there is nothing to cover")
@@ -58,7 +58,7 @@ def show_covers(
 
 def _show_floors(console: Console, title: str, floors: "Sequence[Floor]") -> None:
     shared = [floor.shared_seconds for floor in floors]
-    table = _table("", "there", "waiting for each", "none waited for", *(["with CPU"] if any(shared) else []))
+    table = _table("", "hits", "every miss waited for", "all misses hidden", *(["with CPU"] if any(shared) else []))
     for floor, split in zip(floors, shared, strict=True):
         times = (floor.demand_seconds, floor.hidden_seconds, *(() if split is None else (split,)))
         table.add_row(floor.what, f"{floor.hit_rate:.0%}", *map(_time, times))

@@ -198,6 +198,7 @@ def _show(made: "_Made", *, as_json: bool) -> None:
         )
         return
     training = made.training
-    learnt = f"{training.tokens:,} tokens of {training.prompts:,} prompts, {training.seconds:.1f} s"
+    prompts = f"{training.prompts:,} prompt{'' if training.prompts == 1 else 's'}"
+    learnt = f"{training.tokens:,} tokens of {prompts}, {training.seconds:.1f} s"
     print(f"{made.out}: {made.name}, {made.cost.parameters:,} parameters, {format_bytes(made.bytes)}; {learnt}")
     print(f"what it is worth: {made.worth}")

@@ -87,7 +87,14 @@ def family_table(checks: tuple[FamilyCheck, ...], machine: str) -> Table:
         title=f"steerpipe against transformers, fp32, {_NEW_TOKENS} greedy tokens, tiny random models",
         caption=f"tokens/s on {machine}, 1 thread",
     )
-    names = ("family", "log p differs by", "same tokens", "chunks of 16", "two experts in memory", "tokens/s")
+    names = (
+        "family",
+        "log p apart by",
+        "same tokens",
+        "chunks of 16",
+        "room for two experts",
+        "tokens/s",
+    )
     for name in names:
         table.add_column(name, justify="left" if name == "family" else "right")
     for check in checks:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from steerpipe.demo.families import THREADS, FamilyCheck, check_family, family_table
-from steerpipe.demo.ways import Contest, run_ways, ways_table
+from steerpipe.demo.ways import Contest, gain_line, run_ways, ways_table
 from steerpipe.doctor.cpu import model_name
 from steerpipe.tiny import FAMILIES
 
@@ -45,6 +45,7 @@ def run_demo(console: Console) -> DemoReport:
     """The embedded model every way, then all families, a table each, and a verdict. About a minute."""
     contest = run_ways(console)
     console.print(ways_table(contest))
+    console.print(gain_line(contest), soft_wrap=True, highlight=False)
     checks = []
     with tempfile.TemporaryDirectory() as scratch, console.status("writing and comparing tiny checkpoints"):
         for family in FAMILIES:

@@ -33,7 +33,7 @@ def memory_rows(
         rows.append(MemoryRow("keys and values, at most", fast, config.kv_memory_bytes, kv_why))
     if experts.experts and budget.pages is None:
         share = budget.slots / experts.experts
-        held = "as packed" if config.device == "cuda" else "compute-ready"
+        held = "as packed" if config.device == "cuda" else "unpacked"
         slots = f"{budget.slots} of {experts.experts} experts ({share:.1%}), {held}: {budget.reason}"
         rows.append(MemoryRow("expert slots", fast, budget.slots * experts.slot_bytes, slots))
     rows.extend(_behind(budget, experts.block_bytes))

@@ -45,9 +45,11 @@ class Quality:
 
     def line(self, counts: Substituted) -> str:
         """What a person is told beside an answer."""
-        said = f"quality {self.chosen.name}: {counts.share:.1%} of {counts.uses} expert uses were substituted"
+        said = (
+            f"quality {self.chosen.name}: {counts.share:.1%} of {counts.uses} expert uses in decoding were substituted"
+        )
         if counts.patched:
-            said += f", {counts.patched} of them made good later"
+            said += f", {counts.patched} of them corrected later"
         if counts.computed:
             said += f", {counts.computed} computed where they lie"
         return said

@@ -87,8 +87,8 @@ export function figuresOf({ timings, experts }, firstMs, warmSavedMs) {
   if (timings.predicted_per_second) figures.push(["speed", `${timings.predicted_per_second.toFixed(1)} tokens/s`]);
   if (timings.cache_n) figures.push(["prompt ready", `${timings.cache_n} of ${timings.cache_n + timings.prompt_n} tokens`]);
   if (experts && experts.leased) figures.push(["hit rate", percent(experts.hits / experts.leased)]);
-  const saved = (experts?.saved_ms || 0) + warmSavedMs;
-  if (experts || warmSavedMs) figures.push(["saved, about", `${Math.round(saved)} ms`]);
+  if (warmSavedMs >= 1) figures.push(["before Enter", `${Math.round(warmSavedMs)} ms`]);
+  if (experts?.saved_ms != null) figures.push(["guesses saved, about", `${Math.round(experts.saved_ms)} ms`]);
   return figures;
 }
 

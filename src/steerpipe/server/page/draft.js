@@ -125,7 +125,7 @@ export class Draft {
     if (warmth.experts_expected) words.push(`${warmth.experts_ready} of ${warmth.experts_expected} experts ready`);
     if (warmth.bytes_in_flight) words.push(`${formatBytes(warmth.bytes_in_flight)} on the way`);
     if (begun) words.push(`answer begun (${begun})`);
-    if (warmth.saved_ms >= 1) words.push(`about ${Math.round(warmth.saved_ms)} ms saved`);
+    if (warmth.saved_ms >= 1) words.push(`${Math.round(warmth.saved_ms)} ms computed before Enter`);
     this.paint(share, words.join(" · "));
   }
 

@@ -11,7 +11,8 @@ export class Panel {
   constructor() {
     this.map = new ExpertMap(byId("map"));
     this.streams = new Streams(byId("streams"));
-    this.spoken = 0;
+    this.untold = null; // the last frame, while the words for one before it are younger than SPOKEN_MS
+    this.speaking = 0;
     this.rest = 0;
   }
 
@@ -48,9 +49,18 @@ export class Panel {
   }
 
   describe(frame, places) {
-    const now = performance.now();
-    if (now - this.spoken < SPOKEN_MS) return;
-    this.spoken = now;
+    this.untold = { frame, places };
+    if (!this.speaking) this.speak();
+  }
+
+  /** At once, then no sooner than SPOKEN_MS later: what came last is always told. */
+  speak() {
+    const { frame, places } = this.untold;
+    this.untold = null;
+    this.speaking = setTimeout(() => {
+      this.speaking = 0;
+      if (this.untold) this.speak();
+    }, SPOKEN_MS);
     byId("map").setAttribute("aria-label", `${frame.map.length} layers of experts: ${places.fast} in fast memory, `
       + `${places.moving} on their way, ${places.ram} in RAM, ${places.disk} on disk; ${places.used} used by the last step.`);
     byId("streams").setAttribute("aria-label",
