@@ -76,8 +76,8 @@ sanitize-gpu:  ## the kernel tests under compute-sanitizer
 bench-gpu:  ## every measurement of the CUDA engine, within 570 s, into OUT
 	PYTHONPATH=src:. $(GPU_PYTHON) benchmarks/cuda_run.py $(OUT) $(ARGS)
 
-# Of nano, of prompts that come with the project; on a CPU, in a minute.
-$(FORECASTS):
+# Of nano, of prompts that come with the project; on a CPU, in a minute. A file that was named has to be there.
+build/forecasts.safetensors:
 	@mkdir -p $(@D)
 	PYTHONPATH=src:. $(GPU_PYTHON) benchmarks/record_forecasts.py --out $@
 

@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.predict_parts import Log
 from benchmarks.predict_rates import measure_rates, profile_rates
-from benchmarks.predict_rows import HISTORY, ROWS, Row, said_of
+from benchmarks.predict_rows import HISTORY, ROWS, Row, digest, said_of
 from benchmarks.predict_spans import timed_replays
 from benchmarks.reuse_parts import Heard, made_up_reuse
 from steerpipe.bench.budgets import Ladder
@@ -212,7 +212,7 @@ def main() -> None:
     shape = make_shape(given.shape, form, 1024)
     log = Log(
         given.json, format=given.format, driver=given.driver, tokens=given.tokens, warmup=given.warmup,
-        block_bytes=shape.layout.block_bytes,
+        block_bytes=shape.layout.block_bytes, forecasts=digest(given.forecasts),
     )  # fmt: skip
     measure(Bench(shape, read_forecasts(given.forecasts, shape.moe.experts), given), log)
 

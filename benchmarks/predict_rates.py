@@ -87,7 +87,7 @@ def profile_rates(bench: "Bench", log: Log, rates: Rates) -> Rates:
     log.add("profiled step", step)
     # Beside a step that hits, an answer may come after the next router: it would be taken for a quick one.
     if bench.asks_history:
-        log.add("beside_delay", scale * _delay(kernels(bench, int(bench.given.driver == "served"), HISTORY)))
+        log.add("beside_delay", scale * _delay(kernels(bench, 1, HISTORY)))
     one = kernels(bench, 1, TAPPED)
     log.add("delay where one is missing", scale * _delay(one))
     copied = kernels(bench, 1, PLAIN)

@@ -4,6 +4,7 @@ PYTHONPATH=src:. python benchmarks/predict_rows.py --forecasts FILE --json FILE 
 """
 
 import argparse
+import hashlib
 import json
 import math
 import statistics
@@ -114,6 +115,19 @@ def read_found(file: Path) -> dict[str, Any]:
             row | {"round": number, "live_ms": ms} for row in rows for number, ms in enumerate(row["live_ms"], 1)
         ]
     return found
+
+
+def digest(forecasts: Path) -> str:
+    """By which a run knows its routing and forecasts again: recorded anew on another machine they may be others."""
+    with forecasts.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def other_forecasts(found: dict[str, Any], forecasts: Path) -> str | None:
+    """Why these are not what was measured; None: they are, or nobody has noted it."""
+    if found.get("forecasts") in (None, digest(forecasts)):
+        return None
+    return f"it was measured with other forecasts than {forecasts}: take those of its run"
 
 
 def fill_in(forecasts: Path, measured: Path) -> None:
@@ -345,6 +359,8 @@ def main() -> None:
     parser.add_argument("--forecasts", type=Path, required=True)
     parser.add_argument("--json", type=Path, required=True)
     given = parser.parse_args()
+    if lacking := other_forecasts(read_found(given.json), given.forecasts):
+        parser.error(f"{given.json}: {lacking}")
     fill_in(given.forecasts, given.json)
 
 

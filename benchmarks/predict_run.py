@@ -6,8 +6,8 @@
 Rows of predict_rows.py with the driver that the engine would choose, at Qwen1.5-MoE's shape: int4, where the device
 reads and sends by itself; bf16, served by the host; int4 with an ExpertTransformer in the step's graph, and beside it.
 The forecasts are written by record_forecasts.py, with `--history` for the ExpertTransformer's; without those its rows
-are left out. OUT gets what in_processes.py says; `--replay` adds to each JSON what the simulated machine of its rates
-gives, and what share of that was measured.
+are left out. OUT gets what in_processes.py says; `--replay`, which wants the file that was measured, adds to each JSON
+what the simulated machine of its rates gives, and what share of that was measured.
 """
 
 import sys
@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.in_processes import Measurement, chosen, parser_of, read, run_all
-from benchmarks.predict_rows import AGAIN, HISTORY_ROWS, LFRU, ROWS, Row, fill_in, read_found
+from benchmarks.predict_rows import AGAIN, HISTORY_ROWS, LFRU, ROWS, Row, fill_in, other_forecasts, read_found
 from steerpipe.bench.forecasts import ForecastFile, read_forecasts
 from steerpipe.core.errors import SteerpipeError
 
@@ -62,10 +62,10 @@ def plan(forecasts: Path, *, history: bool = True) -> list[Measurement]:
     ]  # fmt: skip
     of_history = [
         measurement(
-            "int4-history", 100, "--format int4 --rounds 5 --tokens 48 --warmup 40 --skip-no-cache", HISTORY
+            "int4-history", 130, "--format int4 --rounds 5 --tokens 48 --warmup 40 --skip-no-cache", HISTORY
         ),
         measurement(
-            "int4-served", 100, "--format int4 --driver served --rounds 5 --tokens 48 --warmup 40 --skip-no-cache",
+            "int4-served", 130, "--format int4 --driver served --rounds 5 --tokens 48 --warmup 40 --skip-no-cache",
             APART,
         ),
     ]  # fmt: skip
@@ -97,23 +97,24 @@ def main() -> None:
         found = read_forecasts(given.forecasts, EXPERTS)
     except SteerpipeError as error:
         parser.error(str(error))
+    if given.replay:
+        every = [given.out / f"{each.name}.json" for each in chosen(parser, plan(given.forecasts), given.only)]
+        if not (files := [file for file in every if file.is_file()]):
+            parser.error(f"nothing was measured in {given.out} yet: leave --replay out on a machine with a GPU")
+        for file in files:
+            lacking = too_little(file, given.forecasts)
+            print(f"{file.stem}: {lacking or ''}", flush=True)
+            if not lacking:
+                fill_in(given.forecasts, file)
+        return
     if not (history := HISTORY_SAID in found.said):
         print(f"{given.forecasts} has no forecasts of an ExpertTransformer, so its rows are left out", flush=True)
     measurements = chosen(parser, plan(given.forecasts, history=history), given.only)
     if lacking := missing_forecasts(found, measurements):
         parser.error(f"{given.forecasts}: {lacking}")
-    if not given.replay:
-        if not torch.cuda.is_available():
-            parser.error("there is no CUDA device here; --replay needs none")
-        sys.exit(run_all(measurements, given.out, given.limit, lines))
-    files = [file for each in measurements if (file := given.out / f"{each.name}.json").is_file()]
-    if not files:
-        parser.error(f"nothing was measured in {given.out} yet: leave --replay out on a machine with a GPU")
-    for file in files:
-        lacking = too_little(file)
-        print(f"{file.stem}: {lacking or ''}", flush=True)
-        if not lacking:
-            fill_in(given.forecasts, file)
+    if not torch.cuda.is_available():
+        parser.error("there is no CUDA device here; --replay needs none")
+    sys.exit(run_all(measurements, given.out, given.limit, lines))
 
 
 def missing_forecasts(found: ForecastFile, measurements: Sequence[Measurement]) -> str | None:
@@ -141,8 +142,8 @@ def option(measurement: Measurement, flag: str) -> str:
     return measurement.words[measurement.words.index(flag) + 1]
 
 
-def too_little(file: Path) -> str | None:
-    """Why a run that ended early cannot be compared with replay; None: it can."""
+def too_little(file: Path, forecasts: Path) -> str | None:
+    """Why a run that ended early, or of other forecasts, cannot be compared with replay; None: it can."""
     try:
         found = read_found(file)
     except (OSError, ValueError, KeyError):
@@ -153,7 +154,7 @@ def too_little(file: Path) -> str | None:
         return "its rates were not profiled, which comes last: the run was cut off"
     if not any(line["row"] == LFRU for line in found["lines"]):
         return "no LFRU was measured, over which others gain"
-    return None
+    return other_forecasts(found, forecasts)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.in_processes import Measurement, chosen, parser_of, run, run_all
-from benchmarks.predict_rows import HISTORY_ROWS, ROWS
+from benchmarks.predict_rows import HISTORY_ROWS, ROWS, digest
 from benchmarks.predict_run import lines, main, missing_forecasts, plan, rows_of, too_little
 from steerpipe.arena.foresight import ReuseForesight
-from steerpipe.bench.forecasts import ForecastFile, made_up
+from steerpipe.bench.forecasts import ForecastFile, made_up, write_forecasts
 from steerpipe.transfer.recorded import draw_recording
 from steerpipe.transfer.synthetic import SyntheticRouting
 
@@ -147,9 +147,12 @@ def test_a_file_that_holds_no_forecasts_ends_the_program_and_is_named(
 def test_a_run_that_was_cut_off_says_what_it_lacks(tmp_path: Path) -> None:
     rates, lfru, file = {"layer": 1e-4, "experts": 2e-5}, {"row": "LFRU"}, tmp_path / "int4.json"
 
+    forecasts = tmp_path / "forecasts"
+    forecasts.write_bytes(b"those of the run")
+
     def lacks(found: object) -> str | None:
         file.write_text(json.dumps(found))
-        return too_little(file)
+        return too_little(file, forecasts)
 
     assert lacks({"rates": rates, "lines": [lfru]}) is None
     assert lacks({"rates": rates}) == lacks({}) == "no row was measured"
@@ -157,4 +160,20 @@ def test_a_run_that_was_cut_off_says_what_it_lacks(tmp_path: Path) -> None:
     assert "profiled" in (lacks({"rates": {"layer": 1e-4, "experts": None}, "lines": [lfru]}) or "")
     assert "LFRU" in (lacks({"rates": rates, "lines": [{"row": "LFRU again"}]}) or "")
     file.write_text('{"rates": ')
-    assert too_little(file) == "no row was measured"
+    assert too_little(file, forecasts) == "no row was measured"
+
+
+def test_a_run_is_compared_with_replay_of_its_own_forecasts_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forecasts, found = tmp_path / "forecasts.safetensors", {"rates": {"experts": 2e-5}, "lines": [{"row": "LFRU"}]}
+    recording = draw_recording(SyntheticRouting(tokens=3, layers=2, experts=60, top_k=4))
+    write_forecasts(forecasts, ForecastFile(recording, {}, None))
+    (tmp_path / "int4.json").write_text(measured := json.dumps(found | {"forecasts": digest(forecasts)}))
+    assert too_little(tmp_path / "int4.json", forecasts) is None
+    write_forecasts(forecasts, ForecastFile(recording, {"heads": made_up("perfect", recording, 2)}, None))
+    words = ["predict_run.py", str(tmp_path), "--forecasts", str(forecasts), "--replay"]
+    monkeypatch.setattr("sys.argv", words)
+    main()
+    assert "other forecasts" in capsys.readouterr().out
+    assert (tmp_path / "int4.json").read_text() == measured, "its figures stay as they are"
