@@ -257,7 +257,7 @@ def test_many_edits_at_once_are_looked_at_once(desk: Desk, monkeypatch: pytest.M
 
 
 def test_one_draft_is_read_at_a_time_by_turns_of_scopes_and_none_while_somebody_is_answered(desk: Desk) -> None:
-    long = TEXT * 50
+    long = TEXT * 25
     many, one = [desk.drafts.open("many") for _ in range(2)], desk.drafts.open("one")
     for draft in (*many, one):
         desk.drafts.edit(draft, [paste(0, long, 0.0)])
