@@ -40,7 +40,7 @@ def random_experts(seed: int = 0) -> list[ExpertWeights]:
 
 def run_layer(x: Tensor, route: Route, valid: Tensor, source: ExpertSource, layer: int, *, cell: int) -> Tensor:
     with source.lease(layer, list(pair_up(route))) as lease:
-        return run_experts(x, route, valid, lease, cell=cell)
+        return combine(run_experts(x, route, valid, lease, cell=cell), route)
 
 
 @dataclass(slots=True)

@@ -61,6 +61,21 @@ def test_a_way_that_begins_to_pay_is_found_again() -> None:
     assert verdicts[-1].chosen == 1
 
 
+def test_what_an_earlier_run_chose_runs_at_once_and_is_tried_again_after_a_rest() -> None:
+    trials = Trials(["none", "a"], first_rest_tokens=20, chosen=1)
+    assert trials.way == 1 and not trials.trying and not trials.left
+    _, verdicts = run(trials, [1.0, 1.5], 20)
+    assert not verdicts and trials.trying
+    _, verdicts = run(trials, [1.0, 1.5], 8 * 4 * 2)
+    assert [verdict.chosen for verdict in verdicts] == [0] and trials.way == 0
+
+
+def test_an_earlier_run_is_said_to_be_one() -> None:
+    paid, not_paid = Verdict(("none", "a"), (2.0, 1.5), 1), Verdict(("none", "a"), (2.0, 2.5), 0)
+    assert paid.line_of_the_past() == "prediction by a saved 25% per token in an earlier run: on"
+    assert not_paid.line_of_the_past() == "prediction did not pay in an earlier run: off for now"
+
+
 def test_the_first_token_of_a_turn_does_not_count() -> None:
     trials = Trials(["none", "a"], turn_tokens=4, rounds=2)
     for token in range(16):

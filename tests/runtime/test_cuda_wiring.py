@@ -103,16 +103,14 @@ def test_the_source_holds_what_the_budget_says(pack: Pack, pinned: int, pageable
     counters = ladder.counters()
     assert (counters.leased, counters.misses) == (8, 8)
     assert ladder.residents == [ExpertId(layer, expert) for layer in range(4) for expert in (1, 5)]
-    keeper = ProfileKeeper(ladder, pack, tmp_path)
-    keeper.file = tmp_path / "profile.json"
-    assert keeper.keep()
+    keeper = ProfileKeeper(pack, tmp_path, file=tmp_path / "profile.json")
+    assert keeper.keep(ladder)
     ladder.close()
     ladder.close()
     again = open_blocks(pack, budget, "lru", CPU, None).ladder
     assert again is not None
-    keeper = ProfileKeeper(again, pack, tmp_path)
-    keeper.file = tmp_path / "profile.json"
-    assert keeper.warm(8) == 8
+    keeper = ProfileKeeper(pack, tmp_path, file=tmp_path / "profile.json")
+    assert keeper.warm(again, 8) == 8
     again.close()
 
 

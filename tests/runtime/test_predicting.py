@@ -189,3 +189,13 @@ def test_a_timeline_lays_the_devices_clock_over_the_hosts() -> None:
     decoder.forward(cast(Any, prompt), cast(Any, None), (0,))
     assert [(span.begin, span.end) for span in timeline.spans("stream 1: copies")] == [(0.5, 1.5), (4.5, 5.5)]
     assert timeline.spans("stream 0: compute")[-1] == Span("stream 0: compute", "prompt: 7 rows", 4.0, 74.0)
+
+
+def test_who_was_quickest_in_an_earlier_run_speaks_from_the_first_token() -> None:
+    past = Verdict(("none", "heads, 1 ahead", "lookahead, 1 ahead"), (3.0, 2.0, 1.0), 2)
+    choice = Choice(SPEAKERS, Card(), [].append, past=past)
+    assert choice.past is past and choice.predictor is SPEAKERS[1] and not choice.timed
+    others = Choice(SPEAKERS[:1], Card(), [].append, past=past)
+    assert others.past is None and others.timed  # somebody else was tried then
+    nobody = Choice(SPEAKERS, Card(), [].append, past=Verdict(past.names, (1.0, 2.0, 3.0), 0))
+    assert nobody.predictor is None and not nobody.timed

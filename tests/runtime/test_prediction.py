@@ -43,7 +43,7 @@ def test_the_embedded_model_uses_its_trained_predictors_by_default() -> None:
         assert names[0] == "trained heads" and len(names) == 2
         pipe.generate(QUESTION, temperature=0.0, max_tokens=24, ignore_eos=True)
         said = pipe.prediction.as_json()
-        assert said is not None and set(said) == {"predictor", "trial", "eviction", "beside", "scores"}
+        assert said is not None and set(said) == {"predictor", "verdict", "trial", "eviction", "beside", "scores"}
         assert pipe.experts.policy._told is not None  # the forecast of reuse has spoken
 
 

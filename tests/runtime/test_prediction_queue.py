@@ -13,6 +13,7 @@ from steerpipe.core.protocols import RouterProbe
 from steerpipe.predict.protocol import Cost
 from steerpipe.predict.records import Geometry
 from steerpipe.predict.sight import Sight
+from steerpipe.predict.trials import WATCH_TOKENS, Verdict
 from steerpipe.runtime.steering import Steering
 from steerpipe.transfer.plan import Plan
 from tests.law.test_law_predicted import always_on
@@ -83,6 +84,27 @@ def test_the_queue_is_one_most_probable_first_then_the_earlier_deadline() -> Non
     _, source = steered([[0.5, 0.0, 0.3, 0.0], [0.6, 0.7, 0.0, 0.0]])
     order = [guess.expert for guess in source.plans[-1].send]
     assert order == [ExpertId(layer, expert) for expert in (0, 1, 2) for layer in (7, 9)]
+
+
+@pytest.mark.parametrize(("chosen", "speaks"), [(0, False), (1, True)])
+def test_it_begins_as_an_earlier_run_ended(chosen: int, speaks: bool) -> None:
+    past, source = Verdict(("none", "rows"), (1.0, 0.5 + (not chosen)), chosen), Source()
+    rows = Rows([[0.9, 0.0, 0.0, 0.0]])
+    steering = Steering([rows], Geometry(3, EXPERTS, 1, 2), DECODER_LAYERS, source, most_guesses=8, past=past)
+    assert steering.past is past and (steering.predictor is rows) == speaks
+    for _ in range(WATCH_TOKENS + 1):  # nothing is watched or tried for a while
+        assert step(steering, 1)
+        steering.end()
+    assert (steering.predictor is rows) == speaks and not steering._watch.tokens
+    assert any(plan.send for plan in source.plans) == speaks
+
+
+def test_an_earlier_run_with_others_says_nothing() -> None:
+    past = Verdict(("none", "rows", "others"), (1.0, 0.5, 0.4), 2)
+    steering = Steering(
+        [Rows([[0.9, 0, 0, 0]])], Geometry(3, EXPERTS, 1, 2), DECODER_LAYERS, Source(), most_guesses=8, past=past
+    )
+    assert steering.past is None and steering.predictor is None
 
 
 def test_many_requests_share_one_limit() -> None:

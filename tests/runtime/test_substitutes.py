@@ -13,7 +13,7 @@ from steerpipe.core.errors import ConfigError
 from steerpipe.core.ids import ExpertId, SequenceId
 from steerpipe.core.protocols import ExpertWeights, Lease
 from steerpipe.core.quality import SAVED_TOKENS, Allowance, MissPolicy, Purse, QualityPlan, Substituted
-from steerpipe.model.moe import Route, expert_ffn, pair_up, run_experts
+from steerpipe.model.moe import Route, combine, expert_ffn, pair_up, run_experts
 from steerpipe.runtime.substitutes import Substitutes
 from steerpipe.store.resident import ResidentExperts
 
@@ -82,7 +82,8 @@ def run(desk: Substitutes, source: HalfThere, number: int, x: Tensor, route: Rou
     settled = desk.settle(NAMES[number], x, route)
     with source.lease(NAMES[number], list(pair_up(settled.route, settled.stand_ins))) as lease:
         valid = torch.arange(ROWS)
-        return run_experts(x, settled.route, valid, lease, cell=1, stand_ins=settled.stand_ins)
+        outputs = run_experts(x, settled.route, valid, lease, cell=1, stand_ins=settled.stand_ins)
+    return combine(outputs, settled.route)
 
 
 def by_hand(
@@ -228,7 +229,7 @@ def test_who_is_computed_where_it_lies_is_not_leased_and_the_weakest_choices_are
     assert near.offered == [2, 4] and near.held  # 2 is a second choice, 4 a first one
     assert sorted(settled.leased()) == [0, 1, 4]
     with source.lease(NAMES[1], settled.leased()) as lease:
-        found = run_experts(x, route, torch.arange(ROWS), lease, cell=1, nearby=settled.nearby)
+        found = combine(run_experts(x, route, torch.arange(ROWS), lease, cell=1, nearby=settled.nearby), route)
     assert not near.held
     there = HalfThere(there={ExpertId(NAMES[1], expert) for expert in range(E)})
     assert torch.equal(found, run(started(plan(MissPolicy.DROP), there, NAMES, None), there, 1, x, route))

@@ -88,6 +88,17 @@ class ForwardTap(Protocol):
         ...
 
 
+class OutputSink(Protocol):
+    """Who learns from what experts give. On the engine's thread, once per MoE layer and pass; it must not block.
+
+    The tensors may be kept, and nobody may write into them.
+    """
+
+    def observe(self, layer: int, experts: "Tensor", outputs: "Tensor", *, decode: bool) -> None:
+        """experts: [V, k]; outputs: [V, k, H], before they are weighed."""
+        ...
+
+
 class RoutingSink(Protocol):
     """Where the engine publishes routing: the only way back from compute to prediction."""
 

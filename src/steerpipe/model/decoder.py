@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from steerpipe.core.events import RoutingRecord
-from steerpipe.core.protocols import ExpertSource, ForwardTap, RouterProbe, RoutingSink
+from steerpipe.core.protocols import ExpertSource, ForwardTap, OutputSink, RouterProbe, RoutingSink
 from steerpipe.model.attention import AttentionWeights, alike, attend, rows_of, store_keys
 from steerpipe.model.cells import by_cell
 from steerpipe.model.layers import MlpWeights, gated_mlp, rms_norm
 from steerpipe.model.misses import MissDesk, Settled
-from steerpipe.model.moe import MoeWeights, Route, route_rows, run_experts, run_shared, worth_keeping
+from steerpipe.model.moe import MoeWeights, Route, combine, route_rows, run_experts, run_shared, worth_keeping
 from steerpipe.model.rope import RopeTable, rotate
 from steerpipe.model.spec import AttentionSpec, ModelSpec, QkNorm
 from steerpipe.model.step import StepRows
@@ -51,6 +51,7 @@ class _Watch:
     sink: RoutingSink | None
     tap: ForwardTap | None
     misses: MissDesk | None
+    outputs: OutputSink | None
 
 
 class Decoder:
@@ -58,13 +59,16 @@ class Decoder:
 
     def __init__(
         self, spec: ModelSpec, weights: ModelWeights, device: torch.device, tap: ForwardTap | None = None,
-        misses: MissDesk | None = None,
+        misses: MissDesk | None = None, outputs: OutputSink | None = None,
     ) -> None:  # fmt: skip
-        """`tap` watches every pass from inside and changes no number; `misses` does, for experts that are not there."""
+        """`tap` watches every pass from inside and changes no number; `misses` does, for experts that are not there.
+        `outputs` hears what experts give; with `misses`, that may be what stands in for them.
+        """
         self.spec = spec
         self.device = device
         self._tap = tap
         self._misses = misses
+        self._outputs = outputs
         self._weights = weights
         self._rope = RopeTable(spec.rope, device)
 
@@ -99,7 +103,7 @@ class Decoder:
             tap = None
         if misses is not None and not misses.begin(rows.sequences, decode=rows.decode):
             misses = None
-        return _Watch(sink, tap, misses)
+        return _Watch(sink, tap, misses, self._outputs)
 
     def _enter(self, index: int, x: Tensor, rows: StepRows, watch: _Watch) -> Tensor:
         """x: [R, H] as it enters a layer with experts."""
@@ -171,9 +175,12 @@ class Decoder:
             shared = run_shared(normed, weights, rows.cell) if weights.shared is not None else None
             if watch.tap is not None:
                 watch.tap.routed(_probe(index, x, rows, route, shared))
-            total[rows.valid] = run_experts(
+            outputs = run_experts(
                 normed, run, rows.valid, lease, cell=rows.cell, stand_ins=settled.stand_ins, nearby=settled.nearby
-            )
+            )  # [V, k, H]
+            total[rows.valid] = combine(outputs, run)
+        if watch.outputs is not None:
+            watch.outputs.observe(index, run.experts, outputs, decode=rows.decode)
         if shared is not None:
             total = total + shared.float()
         return total.to(x.dtype)

@@ -84,7 +84,7 @@ def run_experts(
     x: Tensor, route: Route, valid: Tensor, lease: Lease, *, cell: int, stand_ins: StandIns | None = None,
     nearby: Nearby | None = None,
 ) -> Tensor:  # fmt: skip
-    """Sum of gate · expert(row) over the routed experts, for each valid row: [V, H], fp32."""
+    """What each routed expert gives, for each valid row: [V, k, H], to be weighed and added by `combine`."""
     pairs_of = pair_up(route, stand_ins)
     work = _PairWork(x, valid, route.experts.shape[1], cell)
     if stand_ins is not None:
@@ -96,7 +96,7 @@ def run_experts(
     for wave in lease.waves():
         if wave.experts:
             work.run([(wave.table[expert], pairs_of[expert]) for expert in wave.experts])
-    return combine(work.part[:-1].view(*route.experts.shape, -1), route)
+    return work.part[:-1].view(*route.experts.shape, -1)
 
 
 class _PairWork:

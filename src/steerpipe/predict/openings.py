@@ -29,7 +29,7 @@ class OpeningTable:
 
     answer: NDArray[np.float32]
     tokens: NDArray[np.int32]
-    experts: NDArray[np.uint8]
+    experts: NDArray[np.uint8] | NDArray[np.uint16]
     rates: NDArray[np.uint8]
 
     @cached_property

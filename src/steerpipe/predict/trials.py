@@ -37,6 +37,13 @@ class Verdict:
         change = self.seconds[rival] / none - 1
         return f"prediction does not pay here ({self.names[rival]}: {change:+.0%} per token): off"
 
+    def line_of_the_past(self) -> str:
+        """Of an earlier run, with the same settings, by which this one began."""
+        if not self.chosen:
+            return "prediction did not pay in an earlier run: off for now"
+        saved = 1 - self.seconds[self.chosen] / self.seconds[0]
+        return f"prediction by {self.names[self.chosen]} saved {saved:.0%} per token in an earlier run: on"
+
 
 @dataclass(slots=True)
 class Watch:
@@ -67,16 +74,18 @@ class Trials:
     def __init__(
         self, names: Sequence[str], *, turn_tokens: int = TURN_TOKENS, rounds: int = TRIAL_ROUNDS,
         first_rest_tokens: int = FIRST_REST_TOKENS, longest_rest_tokens: int = LONGEST_REST_TOKENS,
-        settle_tokens: int = 1,
+        settle_tokens: int = 1, chosen: int | None = None,
     ) -> None:  # fmt: skip
-        """`names` of the ways; the first is to predict nothing. The first `settle_tokens` of a turn do not count."""
+        """`names` of the ways; the first is to predict nothing. The first `settle_tokens` of a turn do not count.
+        `chosen` by an earlier trial: it runs, and the first one here comes after a rest.
+        """
         assert len(names) >= 2, "a trial needs something to compare with"
         assert turn_tokens > settle_tokens >= 1 and rounds >= 1, "the first token of a turn does not count"
         self._names, self._settle_tokens = tuple(names), settle_tokens
         self._turn, self._rounds = turn_tokens, rounds
         self._rest, self._longest = first_rest_tokens, longest_rest_tokens
-        self._chosen: int | None = None  # None: a trial is on
-        self._last: int | None = None  # what the trial before it chose
+        self._chosen = chosen  # None: a trial is on
+        self._last = chosen  # what the trial before it chose
         self._token = 0  # of the trial, or of the rest
         self._begin_trial()
 

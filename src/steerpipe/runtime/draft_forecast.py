@@ -142,14 +142,16 @@ class DraftForecast:
         return [self._source.experts[number] for number in numbers.tolist()]
 
 
-def draft_forecast(spec: ModelSpec, folder: Path, source: Foreseen) -> DraftForecast | None:
-    """For a model whose layers have equally many experts; None for another."""
+def draft_forecast(
+    spec: ModelSpec, folder: Path, source: Foreseen, learnt: OpeningTable | None = None
+) -> DraftForecast | None:
+    """For a model whose layers have equally many experts; None for another. `learnt`: where nobody made a table."""
     layers = spec.moe_layers
     counts = {spec.moe(layer).experts for layer in layers}
     if len(counts) != 1:
         return None
     (experts,) = counts
-    table = find_openings(folder) or OpeningTable.unknown(len(layers), experts)
+    table = find_openings(folder) or learnt or OpeningTable.unknown(len(layers), experts)
     if table.answer.shape != (len(layers), experts):
         of_layers, of_experts = table.answer.shape
         raise InputError(

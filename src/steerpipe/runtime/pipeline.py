@@ -30,6 +30,7 @@ from steerpipe.model.checkpoint import read_folder_spec
 from steerpipe.model.decoder import Decoder, StepDecoder
 from steerpipe.model.kv_cache import KvPool
 from steerpipe.model.weights import ModelWeights, build_weights
+from steerpipe.predict.openings import OpeningTable
 from steerpipe.predict.reuse import ReuseForecast
 from steerpipe.runtime.answer import Answer, AnswerDesk
 from steerpipe.runtime.cover import CoverDesk, check_cover, open_cover
@@ -40,10 +41,11 @@ from steerpipe.runtime.drafts import Drafts, DraftWork
 from steerpipe.runtime.experts import Ladder, Opened, expert_facts, open_blocks, open_experts, open_kv, settle_budget
 from steerpipe.runtime.facts import gather_facts
 from steerpipe.runtime.generation import GenerationDefaults, read_defaults
+from steerpipe.runtime.learning import Learning
 from steerpipe.runtime.memory import memory_rows
 from steerpipe.runtime.models import find_model, open_model
 from steerpipe.runtime.prediction import Prediction, predict_on_ladder, reuse_for, settle_policy
-from steerpipe.runtime.profiles import ProfileKeeper
+from steerpipe.runtime.profiles import ProfileKeeper, open_profile
 from steerpipe.runtime.prompts import Prompt, encode_prompt, is_chat
 from steerpipe.runtime.quality import Chosen, Quality, choose, identity_of, open_quality
 from steerpipe.runtime.taps import Taps
@@ -63,7 +65,6 @@ class _Working:
     desk: AnswerDesk
     experts: ExpertSource | BlockSource
     ladder: Ladder | None
-    profile: ProfileKeeper | None
 
 
 class Pipeline:
@@ -103,6 +104,7 @@ class Pipeline:
         self.quality: Quality | None = None  # None: every answer is exact
         self.cover: CoverDesk | None = None  # None: every token waits for its experts
         self._drafting: DraftForecast | None = None
+        self._profile: ProfileKeeper | None = None
         self._parts: _Working | None = self._build(config, sink, progress, timeline)
 
     def _budget(self, config: EngineConfig, facts: Facts) -> None:
@@ -121,6 +123,8 @@ class Pipeline:
         chosen = choose(config, self.spec, self.folder, identity, form=form)
         check_cover(config, self.spec, device=device.type)
         weights = build_weights(self.spec, self._pack.family.names, self._pack.dense(dtype), dtype, device)
+        if not self.budget.resident:
+            self._profile = open_profile(config, self.config, self._pack, cache_folder(config))
         if device.type == "cuda":
             return self._build_cuda(config, chosen, weights, sink, progress, timeline)
         forecast = self._reuse(config)
@@ -130,9 +134,12 @@ class Pipeline:
             self.quality = open_quality(chosen, config, self.spec, weights, self.folder, experts.source)
             self.cover = open_cover(config, self.spec, weights, self.folder, experts.source, identity)
         pool = open_kv(self.spec, self.config, dtype, device, experts.ladder)
-        tap = self._tap(experts.source, weights, forecast, config, timeline)
         desk = self.cover if self.quality is None else self.quality.desk
-        return self._join(Decoder(self.spec, weights, device, tap, desk), experts, pool, config, sink)
+        lossy = desk is not None  # what stands in for an expert teaches nothing
+        learning = None if self._profile is None or lossy else self._profile.learn(weights)
+        tap = self._tap(experts.source, weights, forecast, config, timeline, learning)
+        outputs = None if learning is None else learning.defaults
+        return self._join(Decoder(self.spec, weights, device, tap, desk, outputs), experts, pool, config, sink)
 
     def _build_cuda(
         self, config: EngineConfig, chosen: Chosen | None, weights: ModelWeights, sink: RoutingSink | None,
@@ -161,8 +168,9 @@ class Pipeline:
         attach_reuse(decoder, blocks.ladder.policy, forecast)
         moves = config.predict == "auto"
         self.prediction, predicting = predict_on_gpu(
-            decoder, blocks.source, weights, self.folder, self._pack, moves=moves, exact=self.quality is None
-        )
+            decoder, blocks.source, weights, self.folder, self._pack, moves=moves, exact=self.quality is None,
+            past=None if self._profile is None else self._profile.verdict,
+        )  # fmt: skip
         if isinstance(policy, ListeningReuse):
             self.prediction.eviction = policy.line
             policy.disturbed = lambda: predicting is not None and predicting.trying
@@ -178,7 +186,7 @@ class Pipeline:
 
     def _tap(
         self, source: ExpertSource, weights: ModelWeights, forecast: ReuseForecast | None, config: EngineConfig,
-        timeline: Timeline | None,
+        timeline: Timeline | None, learning: Learning | None,
     ) -> ForwardTap | None:  # fmt: skip
         """Who looks on while a ladder's model computes; nobody where every expert is resident."""
         if not isinstance(source, LadderSource):
@@ -186,16 +194,20 @@ class Pipeline:
         moves = config.predict == "auto"
         digest = self._pack.manifest.source
         self.prediction = predict_on_ladder(
-            self.spec, weights, self.folder, source, forecast, moves=moves, digest=digest
-        )
+            self.spec, weights, self.folder, source, forecast, moves=moves, digest=digest,
+            learnt=None if learning is None else learning.vectors,
+            past=None if self._profile is None else self._profile.verdict,
+        )  # fmt: skip
         source.record(timeline)
         taps = [TimelineTap(timeline)] if timeline is not None else []
         lossy = () if self.quality is None else self.quality.taps
-        return Taps(*taps, *lossy, *self.prediction.taps, *self._foresee(source))
+        openings = [] if learning is None or learning.openings is None else [learning.openings]
+        table = None if learning is None else learning.table
+        return Taps(*taps, *lossy, *self.prediction.taps, *openings, *self._foresee(source, table))
 
-    def _foresee(self, source: Foreseen) -> list[DraftRouting]:
+    def _foresee(self, source: Foreseen, learnt: OpeningTable | None = None) -> list[DraftRouting]:
         """Experts may be moved for drafts; who counts for that where their tokens were routed."""
-        self._drafting = draft_forecast(self.spec, self.folder, source)
+        self._drafting = draft_forecast(self.spec, self.folder, source, learnt)
         return [] if self._drafting is None else [self._drafting.routing]
 
     def _join(
@@ -210,15 +222,13 @@ class Pipeline:
             prefill_chunk=self.config.prefill_chunk,
             sink=sink,
         )  # fmt: skip
-        profile = None
-        if config.profile and opened.ladder is not None and not self.budget.resident:
-            profile = ProfileKeeper(opened.ladder, self._pack, cache_folder(config))
-            profile.warm(self.budget.slots)
+        if self._profile is not None and opened.ladder is not None:
+            self._profile.warm(opened.ladder, self.budget.slots)
         accounts = None if self.quality is None else self.quality.desk.accounts
         if accounts is not None:
             engine.on_discard = accounts.take
         desk = AnswerDesk(engine, self.config.threads, accounts, self.cover)
-        return _Working(desk, opened.source, opened.ladder, profile)
+        return _Working(desk, opened.source, opened.ladder)
 
     def generate(self, prompt: Prompt, *, raw: bool = False, **sampling: Any) -> Completion:
         """One answer, complete."""
@@ -308,9 +318,9 @@ class Pipeline:
             return
         parts, self._parts = self._parts, None
         parts.desk.close_all()
-        if parts.profile is not None:
-            parts.profile.keep()
         if parts.ladder is not None:
+            if self._profile is not None:
+                self._profile.keep(parts.ladder, None if self.prediction is None else self.prediction.verdict)
             parts.ladder.close()
         del parts
         if self.config.device == "cuda":  # torch keeps what it frees, and the next pipeline would find no room

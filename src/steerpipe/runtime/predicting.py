@@ -47,11 +47,13 @@ class Choice:
 
     def __init__(
         self, speakers: Sequence[Speaker], scores: Scores, report: Callable[[Verdict], None],
-        trials: Trials | None = None,
+        trials: Trials | None = None, past: Verdict | None = None,
     ) -> None:  # fmt: skip
-        """`trials`: of nobody and of the speakers, in this order."""
-        names = ["none", *(each.name for each in speakers)]
-        self.trials = trials or Trials(names, first_rest_tokens=FIRST_REST_TOKENS)
+        """`trials`: of nobody and of the speakers, in this order. `past`: how they ended in an earlier run."""
+        names = ("none", *(each.name for each in speakers))
+        self.past = past if past is not None and past.names == names else None
+        chosen = None if self.past is None else self.past.chosen
+        self.trials = trials or Trials(names, first_rest_tokens=FIRST_REST_TOKENS, chosen=chosen)
         self._speakers = tuple(speakers)
         self._scores, self._report = scores, report
         self._on = True

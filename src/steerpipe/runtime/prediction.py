@@ -12,7 +12,7 @@ from steerpipe.model.spec import ModelSpec
 from steerpipe.model.weights import ModelWeights
 from steerpipe.predict import files
 from steerpipe.predict.by_horizon import ByHorizon
-from steerpipe.predict.lookahead import RouterLookahead
+from steerpipe.predict.lookahead import DefaultVectors, RouterLookahead
 from steerpipe.predict.mark import ModelMark
 from steerpipe.predict.protocol import RoutingPredictor
 from steerpipe.predict.records import Geometry
@@ -48,9 +48,11 @@ def mark_of(spec: ModelSpec, digest: str | None) -> ModelMark:
 
 
 def predictors_for(
-    spec: ModelSpec, weights: ModelWeights, folder: Path, digest: str | None = None
-) -> list[RoutingPredictor]:
-    """Those that are worth a trial, the most promising first. A model never seen before has its own routers.
+    spec: ModelSpec, weights: ModelWeights, folder: Path, digest: str | None = None,
+    learnt: DefaultVectors | None = None,
+) -> list[RoutingPredictor]:  # fmt: skip
+    """Those that are worth a trial, the most promising first. A model never seen before has its own routers, and soon
+    default vectors that were `learnt` while it answered.
 
     InputError: the predictors that lie beside it are of another model. `digest` of the checkpoint.
     """
@@ -64,7 +66,7 @@ def predictors_for(
     if shipped is not None and "lookahead" in shipped.files:
         found.append(files.load(shipped.files["lookahead"], routers, here=here))
     else:
-        found.append(RouterLookahead(routers, shared=shared, horizons=HORIZONS))
+        found.append(RouterLookahead(routers, shared=shared, defaults=learnt, horizons=HORIZONS))
     return found
 
 
@@ -130,6 +132,7 @@ class Prediction:
     steering: Steered | None = None  # None: nothing is moved before it is needed
     taps: list[ForwardTap] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
+    past: Verdict | None = None  # of an earlier run, by which this one began
     standing: Callable[[], str | None] = lambda: None  # what there is to say before the first verdict
     eviction: Callable[[], str | None] = lambda: None  # of a policy that is measured as well
     beside: Callable[[], str | None] = lambda: None  # of a predictor that is asked beside the steps
@@ -138,7 +141,14 @@ class Prediction:
         """What is to be said about it, if there is anything."""
         if self.steering is not None and not self.steering.on:
             return "prediction: switched off"
-        return self.verdicts[-1].line() if self.verdicts else self.standing()
+        if self.verdicts:
+            return self.verdicts[-1].line()
+        return self.standing() if self.past is None else self.past.line_of_the_past()
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The last one, for the next run."""
+        return self.verdicts[-1] if self.verdicts else self.past
 
     def lines(self) -> list[str]:
         """For the person who runs it."""
@@ -152,6 +162,7 @@ class Prediction:
         verdict, card = self.verdicts[-1] if self.verdicts else None, steering.scorecard
         return {
             "predictor": None if steering.predictor is None else steering.predictor.name,
+            "verdict": self.line(),
             "trial": verdict and {"seconds_per_token": dict(zip(verdict.names, verdict.seconds, strict=True))},
             "eviction": self.eviction(),
             "beside": self.beside(),
@@ -172,18 +183,20 @@ def score_json(total: Score, layers: Sequence[Score]) -> dict[str, Any]:
 
 def predict_on_ladder(
     spec: ModelSpec, weights: ModelWeights, folder: Path, source: LadderSource, forecast: ReuseForecast | None, *,
-    moves: bool, digest: str | None = None,
+    moves: bool, digest: str | None = None, learnt: DefaultVectors | None = None, past: Verdict | None = None,
 ) -> Prediction:  # fmt: skip
-    """`moves`: experts are moved before they are needed, where that pays; without, only eviction is forecast."""
+    """`moves`: experts are moved before they are needed, where that pays; without, only eviction is forecast. `past`:
+    how it ended in an earlier run with the same settings.
+    """
     made = Prediction(fmean(source.pack.layout(expert.layer).block_bytes for expert in source.experts))
     geometry = geometry_of(spec)
     if forecast is not None and isinstance(source.policy, Reuse):
         made.taps.append(ReuseTap(forecast, spec.moe_layers, source.policy, lambda: source.tokens))
     if moves and geometry is not None:
         steering = Steering(
-            predictors_for(spec, weights, folder, digest), geometry, spec.moe_layers, source,
-            most_guesses=default_transient_limit(source.slots), report=made.verdicts.append,
+            predictors_for(spec, weights, folder, digest, learnt), geometry, spec.moe_layers, source,
+            most_guesses=default_transient_limit(source.slots), report=made.verdicts.append, past=past,
         )  # fmt: skip
-        made.steering = steering
+        made.steering, made.past = steering, steering.past
         made.taps.append(steering)
     return made

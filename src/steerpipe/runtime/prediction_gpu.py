@@ -49,10 +49,11 @@ assert LayerCounts._fields == tuple(each.name for each in fields(Score)), "both 
 
 def predict_on_gpu(
     decoder: GpuDecoder, source: BlockSource, weights: ModelWeights, folder: Path, pack: Pack, *,
-    moves: bool = True, exact: bool = True,
+    moves: bool = True, exact: bool = True, past: Verdict | None = None,
 ) -> tuple[Prediction, PredictingDecoder | None]:  # fmt: skip
     """Who predicts in this model's steps of one row; None: nobody does, and the line says why if it was wanted
-    (`moves`). InputError: the predictors that lie beside the model are of another one."""
+    (`moves`). `past`: how it ended in an earlier run with the same settings. InputError: the predictors that lie beside
+    the model are of another one."""
     spec, digest = decoder.spec, pack.manifest.source
     sizes = [pack.layout(layer).block_bytes for layer in spec.moe_layers for _ in range(spec.moe(layer).experts)]
     made = Prediction(fmean(sizes))
@@ -74,8 +75,8 @@ def predict_on_gpu(
         made.standing = lambda: "prediction: none, for the model's predictors look at what graphs on a GPU do not show"
         return made, None
     scores = GpuScores(decoder, speakers)
-    choice = Choice(speakers, scores, made.verdicts.append)
-    made.steering, made.standing = choice, choice.standing
+    choice = Choice(speakers, scores, made.verdicts.append, past=past)
+    made.steering, made.standing, made.past = choice, choice.standing, choice.past
     return made, PredictingDecoder(decoder, choice)
 
 

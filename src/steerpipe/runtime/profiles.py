@@ -1,10 +1,18 @@
 """Carries what was learnt about a pack's experts from one run to the next."""
 
+import math
+import os
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
+from steerpipe.core.config import EngineConfig
+from steerpipe.core.resolve import ResolvedConfig
+from steerpipe.model.weights import ModelWeights
+from steerpipe.predict.trials import Verdict
 from steerpipe.runtime.experts import Ladder
+from steerpipe.runtime.learning import Learning, open_learning
 from steerpipe.runtime.models import EMBEDDED
 from steerpipe.store.policies import Lfru
 from steerpipe.store.profile import Profile, load_profile, profile_file, save_profile
@@ -12,29 +20,74 @@ from steerpipe.store.reader import Pack
 
 
 class ProfileKeeper:
-    """Warms a ladder when a run starts, and keeps what it learnt when the run ends."""
+    """Knows what earlier runs have learnt, warms a ladder when a run starts, and keeps what it learnt when it ends."""
 
-    def __init__(self, source: Ladder, pack: Pack, cache: Path) -> None:
-        self._source = source
+    def __init__(self, pack: Pack, cache: Path, setting: str = "", file: Path | None = None) -> None:
+        """`setting`: under which prediction is found to pay or not. `file`: instead of the usual one."""
+        self._pack, self._setting = pack, setting
         self._identity = f"{pack.manifest.source}-{pack.manifest.expert_format.value}"
-        self.file = profile_file(pack.folder, self._identity, cache, embedded=pack.folder == EMBEDDED)
+        self.file = file or profile_file(pack.folder, self._identity, cache, embedded=pack.folder == EMBEDDED)
+        experts = sum(pack.spec.moe(layer).experts for layer in pack.spec.moe_layers)
+        self._past = load_profile(self.file, self._identity, experts)
+        self.learning: Learning | None = None
 
-    def warm(self, slots: int) -> int:
+    @property
+    def verdict(self) -> Verdict | None:
+        """How trials of prediction ended when the setting was the same; None: nobody knows."""
+        return None if self._past is None else _verdict_in(self._past.verdicts.get(self._setting))
+
+    def learn(self, weights: ModelWeights) -> Learning | None:
+        """From now on, while the model answers."""
+        pack = self._pack
+        self.learning = open_learning(self.file, pack.manifest.source, pack.folder, pack.spec, weights)
+        return self.learning
+
+    def warm(self, source: Ladder, slots: int) -> int:
         """Restores the counts and sends for the old residents, behind any demand; how many are on their way."""
-        source = self._source
-        profile = load_profile(self.file, self._identity, len(source.experts))
-        if profile is None:
+        if self._past is None:
             return 0
         if isinstance(source.policy, Lfru):
-            source.policy.restore(np.array(profile.counts), source.tokens)
-        return source.warm(profile.warmest(slots, source.experts))
+            source.policy.restore(np.array(self._past.counts), source.tokens)
+        return source.warm(self._past.warmest(slots, source.experts))
 
-    def keep(self) -> bool:
+    def keep(self, source: Ladder, verdict: Verdict | None = None) -> bool:
         """Saves the profile; False where it could not be written. A run without a token leaves the old one alone."""
-        source = self._source
         if not source.tokens:
             return False
         counts = [0.0] * len(source.experts)
         if isinstance(source.policy, Lfru):
             counts = source.policy.counts(source.tokens).tolist()
-        return save_profile(self.file, Profile(self._identity, tuple(counts), tuple(source.residents)))
+        verdicts = {} if self._past is None else dict(self._past.verdicts)
+        if verdict is not None:
+            verdicts.pop(self._setting, None)
+            verdicts[self._setting] = asdict(verdict)
+        kept = save_profile(self.file, Profile(self._identity, tuple(counts), tuple(source.residents), verdicts))
+        if kept and self.learning is not None:
+            self.learning.keep()
+        return kept
+
+
+def setting_of(config: EngineConfig, resolved: ResolvedConfig) -> str:
+    """What decides whether prediction pays, as it was asked for: amounts of memory that are found out differ a little
+    from run to run."""
+    memory = ("fast_memory", "ram", "pin", "pace", "kv_memory")
+    asked = {name: getattr(config, name) for name in (*memory, "policy", "quality", "cover")}
+    found = {name: getattr(resolved, name) for name in ("device", "dtype", "threads")}
+    return ", ".join(f"{name} {value}" for name, value in (found | asked | {"cores": os.cpu_count()}).items())
+
+
+def _verdict_in(raw: object) -> Verdict | None:
+    """None: it is none."""
+    try:
+        names, seconds, chosen = (raw[name] for name in ("names", "seconds", "chosen"))  # type: ignore[index]
+        times = tuple(float(each) for each in seconds)
+        fits = len(names) == len(times) >= 2 and type(chosen) is int and 0 <= chosen < len(names)
+        positive = all(math.isfinite(each) and each > 0 for each in times)
+        return Verdict(tuple(map(str, names)), times, chosen) if fits and positive else None
+    except (TypeError, KeyError, ValueError):
+        return None
+
+
+def open_profile(config: EngineConfig, resolved: ResolvedConfig, pack: Pack, cache: Path) -> ProfileKeeper | None:
+    """None: a run is to learn nothing, and to leave nothing behind."""
+    return ProfileKeeper(pack, cache, setting_of(config, resolved)) if config.profile else None

@@ -50,9 +50,11 @@ class Steering:
     def __init__(
         self, predictors: Sequence[RoutingPredictor], geometry: Geometry, moe_layers: Sequence[int], source: Steerable,
         *, most_guesses: int, trials: Trials | None = None, report: Callable[[Verdict], None] | None = None,
+        past: Verdict | None = None,
     ) -> None:  # fmt: skip
         """`moe_layers`: decoder layers with experts, in order; predictors and forecasts number them from 0.
-        `trials` of all predictors; None: begun when the first tokens have shown that prediction could pay.
+        `trials` of all predictors; None: begun when the first tokens have shown that prediction could pay, or by what
+        was found in the `past`, if that was of these predictors.
         """
         self.scorecard = Scorecard(geometry.layers)
         self._predictors = tuple(predictors)
@@ -61,6 +63,7 @@ class Steering:
         self._watch = Watch()
         self._rest = 0  # tokens until the next watch
         self._next_rest = FIRST_REST_TOKENS
+        self.past = past if trials is None and self._begin_as(past) else None
         self._report = report
         self._source = source
         self._layers = tuple(moe_layers)
@@ -71,6 +74,18 @@ class Steering:
         self._began = self._mark = self._waited = self._waited_before = 0.0
         self._said: dict[int, _Said] = {}  # by MoE layer
         self._on = True
+
+    def _begin_as(self, past: Verdict | None) -> bool:
+        """As it was chosen then, until the next trial; False: that was among others."""
+        known = {each.name: each for each in self._predictors}
+        if past is None or not set(past.names[1:]) <= known.keys():
+            return False
+        if past.chosen:
+            self._tried = tuple(known[name] for name in past.names[1:])
+            self._trials = Trials(past.names, chosen=past.chosen)
+        else:
+            self._rest = FIRST_REST_TOKENS
+        return True
 
     @property
     def predictor(self) -> RoutingPredictor | None:

@@ -1,4 +1,5 @@
-"""What was learnt about a model: how often each expert was used of late, and which were in the slots at the end.
+"""What was learnt about a model: how often each expert was used of late, which were in the slots at the end, whether
+prediction paid.
 
 Saved when a run ends and loaded when the next one starts, so that a cache does not start cold. It changes when experts
 move, never what is computed; a profile that is damaged or of another pack is left aside.
@@ -7,23 +8,29 @@ move, never what is computed; a profile that is damaged or of another pack is le
 import json
 import math
 import os
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from steerpipe.core.ids import ExpertId
 
 SCHEMA = 1
 NAME = "profile.json"
+MOST_VERDICTS = 8  # of so many settings, the newest
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """`counts`: decayed uses of each expert, in the pack's order. `warm`: who was ready in a slot."""
+    """`counts`: decayed uses of each expert, in the pack's order. `warm`: who was ready in a slot. `verdicts`: by
+    settings, what was found out about prediction; whoever reads one checks it.
+    """
 
     source: str  # identity of the pack
     counts: tuple[float, ...]
     warm: tuple[ExpertId, ...]
+    verdicts: Mapping[str, Any] = field(default_factory=dict)
 
     def warmest(self, slots: int, experts: tuple[ExpertId, ...]) -> list[ExpertId]:
         """Whom to load first, the most used first: the old residents, then others that were used."""
@@ -46,12 +53,13 @@ def load_profile(file: Path, source: str, experts: int) -> Profile | None:
         raw = json.loads(file.read_text(encoding="utf-8"))
         counts = tuple(float(count) for count in raw["counts"])
         warm = tuple(ExpertId(int(layer), int(expert)) for layer, expert in raw["warm"])
+        verdicts = dict(raw.get("verdicts", {}))
         fits = raw["schema"] == SCHEMA and raw["source"] == source and len(counts) == experts
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     if not fits or not all(math.isfinite(count) and count >= 0 for count in counts):
         return None
-    return Profile(source, counts, warm)
+    return Profile(source, counts, warm, verdicts)
 
 
 def save_profile(file: Path, profile: Profile) -> bool:
@@ -64,6 +72,7 @@ def save_profile(file: Path, profile: Profile) -> bool:
         "source": profile.source,
         "counts": [round(count, 4) for count in profile.counts],
         "warm": [list(expert) for expert in profile.warm],
+        "verdicts": dict(list(profile.verdicts.items())[-MOST_VERDICTS:]),
     }
     partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
     try:
