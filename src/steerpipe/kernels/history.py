@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 HEADS, PARTS = 4, 8  # programs: one for each head; of the inner layer
+UNROLLED = 64  # steps x experts that are gathered at once: 8 experts spill 712 bytes of registers, 20 steps 7 KB
 
 
 @triton.jit
@@ -35,11 +36,19 @@ def _summed(x, parts, bias, S: tl.constexpr, D: tl.constexpr, N: tl.constexpr):
     return total
 
 
+@triton.jit
+def _embedded(embedding, expert, E: tl.constexpr, D: tl.constexpr):
+    """[S] → [S, D]; an expert that there is not gives nothing."""
+    known = (expert >= 0) & (expert < E)
+    rows = tl.load(embedding + expert[:, None] * D + tl.arange(0, D)[None, :], mask=known[:, None], other=0.0)
+    return rows.to(tl.float32)
+
+
 @triton.jit(do_not_specialize=["order"])
 def _attend(
     routed, stride, order, steps, embedding, embedded_bias, positions, fed, fed_parts, fed_bias, norm, norm_bias, inner,
     inner_bias, outer, x, parts, EPS: tl.constexpr, FIRST: tl.constexpr, S: tl.constexpr, D: tl.constexpr,
-    H: tl.constexpr, E: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
+    H: tl.constexpr, E: tl.constexpr, K: tl.constexpr, N: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """One head. The first layer reads `routed` [L, k], rows `stride` apart, the second what the first one left."""
     head = tl.program_id(0)
@@ -50,12 +59,13 @@ def _attend(
         layer = order - steps + 1 + step
         seen = tl.load(positions + step[:, None] * D + col[None, :], mask=there[:, None], other=0.0).to(tl.float32)
         seen += tl.load(embedded_bias + col)[None, :].to(tl.float32)
-        for rank in tl.static_range(K):
-            expert = tl.load(routed + layer * stride + rank, mask=there & (layer >= 0), other=-1)
-            known = (expert >= 0) & (expert < E)
-            seen += tl.load(
-                embedding + expert[:, None] * D + col[None, :], mask=known[:, None], other=0.0
-            ).to(tl.float32)  # fmt: skip
+        rows, shown = routed + layer * stride, there & (layer >= 0)
+        if UNROLL:
+            for rank in tl.static_range(K):
+                seen += _embedded(embedding, tl.load(rows + rank, mask=shown, other=-1), E, D)
+        else:
+            for rank in range(K):
+                seen += _embedded(embedding, tl.load(rows + rank, mask=shown, other=-1), E, D)
     else:
         seen = _normed(_summed(fed, fed_parts, fed_bias, S, D, N), norm, norm_bias, EPS, D)
     if head == 0:
@@ -166,7 +176,7 @@ class TransformerKernels:
         widths = width // HEADS, self._layers[0].up.shape[0] // PARTS
         assert all(each >= 16 and each & (each - 1) == 0 for each in widths), f"no dot has parts of {widths}"
         assert "encoder.layers.2.linear1.weight" not in state, "more than two encoder layers"
-        self._steps, self._top_k, self._room = steps, top_k, max(16, triton.next_power_of_2(steps))
+        self.steps, self.top_k, self._room = steps, top_k, max(16, triton.next_power_of_2(steps))
 
         def room(*sizes: int) -> Tensor:
             return torch.zeros(*sizes, self._room, width, dtype=torch.float32, device=device)
@@ -186,10 +196,10 @@ class TransformerKernels:
         for layer in self._layers:
             ends = layer if before is None else before  # of the first one it is not read
             _attend[(HEADS,)](
-                routed, routed.stride(0), order, self._steps, self._embedding, self._embedded_bias, self._positions,
+                routed, routed.stride(0), order, self.steps, self._embedding, self._embedded_bias, self._positions,
                 self._fed, self._fed_parts, ends.down_bias, *ends.norms[2:], layer.inner, layer.inner_bias, layer.outer,
-                self._x, self._parts, FIRST=before is None, H=width // HEADS, E=self.experts, K=self._top_k,
-                N=PARTS, **sizes,
+                self._x, self._parts, FIRST=before is None, H=width // HEADS, E=self.experts, K=self.top_k,
+                N=PARTS, UNROLL=self._room * self.top_k <= UNROLLED, **sizes,
             )  # fmt: skip
             _feed[(PARTS,)](
                 self._x, self._parts, layer.outer_bias, *layer.norms[:2], layer.up, layer.up_bias, layer.down,
@@ -203,7 +213,7 @@ class TransformerKernels:
             logits, noted = kept.logits, (kept.stamp, kept.positions, kept.when)
         last = self._layers[-1]
         _say[(1,)](
-            self._steps, self._fed, self._fed_parts, last.down_bias, *last.norms[2:], self._out, self._out_bias,
+            self.steps, self._fed, self._fed_parts, last.down_bias, *last.norms[2:], self._out, self._out_bias,
             logits, *noted, E=self.experts, E_PAD=triton.next_power_of_2(self.experts), N=PARTS, **sizes,
         )  # fmt: skip
         return logits

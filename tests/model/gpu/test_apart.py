@@ -51,9 +51,11 @@ class Asked:
     def __init__(self) -> None:
         self.forecaster = ApartForecaster((), EXPERTS, GEOMETRY.top_k)
         self.words = Mailbox(len(STEP), NAMED, pinned=False)
+        self.begun = 0
         self.busy, self.asked, self.shown = False, list[tuple[int, int]](), list[tuple[int, list[int]]]()
 
     def begin(self) -> None:
+        self.begun += 1
         self.shown.clear()
 
     def show(self, order: int, routed: list[int]) -> None:
@@ -87,6 +89,16 @@ def test_an_interrupted_step_leaves_no_question_to_the_next() -> None:
     made.served([1])
     made.poll()
     assert apart.asked == [(0, 2)] and apart.shown == [(0, [1])]
+    assert apart.begun == 2, "each step forgets the routing of the one before"
+
+
+def test_kernels_for_another_window_are_refused() -> None:
+    state = build(Architecture.TRANSFORMER, EXPERTS, 3).state_dict()
+    kernels = TransformerKernels(state, 3, GEOMETRY.top_k)
+    with pytest.raises(AssertionError, match="another window"):
+        ApartForecaster((kernels,), EXPERTS, GEOMETRY.top_k, steps=4)
+    with pytest.raises(AssertionError, match="another window"):
+        ApartForecaster((kernels,), EXPERTS, GEOMETRY.top_k - 1, steps=3)
 
 
 def test_a_question_waits_for_the_answer_before_it_and_is_dropped_when_the_next_layer_has_come() -> None:

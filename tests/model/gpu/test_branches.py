@@ -194,3 +194,11 @@ def test_what_is_said_two_layers_ahead_counts_for_the_layer_that_comes_then() ->
 def test_words_of_an_earlier_step_count_nowhere() -> None:
     late = PredictedStep("a", 6, words(5, [1, 2], [1, 2]), words(6, [1, 2], [1, 2]), None)
     assert count([late]).decisions.tolist() == [0, 0]
+
+
+def test_a_tap_that_says_nothing_has_named_nobody() -> None:
+    """Its words are the stamp alone: nobody, and not the expert 0."""
+    first = PredictedStep("a", 5, words(5, [0, 0], [0, 0]), words(5, [0, 5], [0, 5]), None)
+    second = PredictedStep("a", 6, words(6, [0, 5], [0, 0]), words(6, [0, 5], [0, 5]), None)
+    found = count([first, second])
+    assert found.decisions.tolist() == [0, 1] and found.named.tolist() == [0, 2]

@@ -16,7 +16,7 @@ from steerpipe.model.gpu.direct import Follower, ReadThrough, sends_by_itself
 from steerpipe.model.gpu.fetching import Fetching
 from steerpipe.model.gpu.mailbox import INDEX, Mailbox
 from steerpipe.model.gpu.rows import passes
-from steerpipe.model.gpu.tap import Forecaster, History, Lookahead
+from steerpipe.model.gpu.tap import Forecaster, History, Lookahead, Tap
 from steerpipe.model.kv_cache import KvSequence
 from steerpipe.model.step import decode_rows
 from steerpipe.predict.trajectory_networks import ExpertTransformer
@@ -194,6 +194,25 @@ def test_a_tap_says_of_the_next_layer_what_an_earlier_one_has_asked_of_the_same_
                 assert (words[order] >> 16 & 0x7FFF).any()
             before = None if rests else routed
         kv.free()
+
+
+def test_the_next_layer_is_told_of_before_a_later_one_is_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who sends for it waits for the first alone: a question takes as long as five kernels."""
+    order: list[str] = []
+    marks, answers = Tap._mark_said, TransformerKernels.answer
+    monkeypatch.setattr(Tap, "_mark_said", lambda tap: (order.append("said"), marks(tap))[1])
+    monkeypatch.setattr(TransformerKernels, "answer", lambda *given: (order.append("asked"), answers(*given))[1])
+    loaded = model("int4")
+    with open_direct(loaded, 10) as source:
+        drive(loaded, source, transformers(loaded, 1.0))
+    assert order and order == ["said", "asked"] * (len(order) // 2)
+
+
+@pytest.mark.parametrize("ahead", [1, 5])
+def test_a_network_that_would_be_too_late_or_overwritten_is_refused(ahead: int) -> None:
+    loaded = model("int4")
+    with open_direct(loaded, 10) as source, pytest.raises(AssertionError, match="too late, or one answer"):
+        drive(loaded, source, transformers(loaded, 1.0, ahead))
 
 
 class Interrupted:

@@ -44,6 +44,12 @@ class ApartForecaster:
     dtype: torch.dtype = torch.bfloat16
     questions: Questions = field(default_factory=Questions)
 
+    def __post_init__(self) -> None:
+        window = self.steps, self.experts, self.top_k
+        for each in self.networks:
+            fits = not isinstance(each, TransformerKernels) or (each.steps, each.experts, each.top_k) == window
+            assert fits, f"kernels for another window than {window}"
+
     @property
     def reads_pinned(self) -> bool:
         """Whether its kernels read the host's memory: a copy before them takes as long as one of them."""

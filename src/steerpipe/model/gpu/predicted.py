@@ -51,7 +51,8 @@ def count(new: Sequence[PredictedStep], last: PredictedStep | None = None) -> La
     routed = np.stack([step.routed for step in steps])
     ahead = steps[0].ahead
     said, when = _shift(np.stack([step.named for step in steps]), stamps, ahead)
-    known = (said >> 32 == when[..., None]).all(2) & (routed >> 32 == stamps[:, None, None]).all(2)  # [S, L]
+    spoken = (said & NOBODY != 0).any(2)  # who had been asked for another token posts nothing but the stamp
+    known = (said >> 32 == when[..., None]).all(2) & (routed >> 32 == stamps[:, None, None]).all(2) & spoken  # [S, L]
     chosen, top_k = routed & INDEX, routed.shape[2]
     right = _among(chosen, said[..., :top_k] & INDEX)  # [S, L, k]
     missing = (routed & (MISSED | SENT) != 0) & known[..., None]

@@ -119,7 +119,8 @@ class Tap:
             for way in self.forecaster.ways
         ]  # fmt: skip
         if (history := self.forecaster.history) is not None:
-            assert history.ahead > 1 and not self.forecaster.commit, "the next layer is known too late, and not exactly"
+            assert not self.forecaster.commit, "history does not say exactly what is next"
+            assert 1 < history.ahead <= layers + 1, "too late, or one answer would take the place of another"
             self._answers = [
                 (
                     torch.zeros(1, history.networks[0].experts, dtype=torch.float32, device=self.device),
