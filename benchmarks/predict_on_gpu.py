@@ -1,7 +1,7 @@
 """What prediction is worth on a GPU at full shape: live steps with recorded routing and forecasts, beside `replay`.
 
     PYTHONPATH=src:. python benchmarks/predict_on_gpu.py --forecasts FILE [--format int4] --json FILE
-    PYTHONPATH=src:. python benchmarks/predict_rows.py --forecasts FILE --json FILE     # adds replay, anywhere
+    PYTHONPATH=src:. python benchmarks/predict_shares.py --forecasts FILE --json FILE   # adds replay, anywhere
 
 The forecasts are written by record_forecasts.py. Every row decodes the same tokens over the same page-locked blocks;
 the arithmetic of a predictor and of a reuse forecast runs at its taps with made-up weights, and the answers are the

@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.in_processes import Measurement, chosen, parser_of, read, run_all
-from benchmarks.predict_rows import AGAIN, HISTORY_ROWS, LFRU, ROWS, Row, fill_in, other_forecasts, read_found
+from benchmarks.predict_rows import AGAIN, HISTORY_ROWS, LFRU, ROWS, Row, other_forecasts, read_found
+from benchmarks.predict_shares import fill_in
 from steerpipe.bench.forecasts import ForecastFile, read_forecasts
 from steerpipe.core.errors import SteerpipeError
 
