@@ -1,8 +1,10 @@
 """What `predict_run.py` runs, and what `in_processes.py` keeps of processes that end badly."""
 
 import json
+import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ WRITES = """
 import json, sys, time
 file = sys.argv[sys.argv.index("--json") + 1]
 open(file, "w").write(json.dumps({"lines": [1, 2]}))
+open(file.replace(".json", ".part"), "w").write("half")
 print("begun")
 """
 
@@ -55,6 +58,8 @@ def test_a_measurement_that_dies_or_hangs_costs_its_own_figures(
     assert run_all(measurements, out, 300, lines) == 1
     done = json.loads((out / "summary.json").read_text())
     assert [each["status"] for each in done] == [1, "stopped after 5 s", 0]
+    kept = {"dies.json", "hangs.json", "ends.json", "dies.log", "hangs.log", "summary.json"}
+    assert {each.name for each in out.iterdir()} == kept, "of one that ended well no log, of none half a file"
     assert (out / "hangs.log").read_text() == "begun\n"
     said = capsys.readouterr().out
     assert said.count("2 runs of rows") == 3, "what was written before stays"
@@ -76,6 +81,7 @@ def test_who_is_interrupted_leaves_no_process_behind(tmp_path: Path, monkeypatch
     def interrupted(process: "subprocess.Popen[bytes]", timeout: float | None = None) -> int:
         if timeout is not None:
             started.append(process)
+            assert os.getpgid(process.pid) == process.pid and os.getsid(process.pid) == os.getsid(0)
             raise KeyboardInterrupt
         return wait(process)
 
@@ -83,6 +89,21 @@ def test_who_is_interrupted_leaves_no_process_behind(tmp_path: Path, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         run(Measurement("hangs", script(tmp_path, "time.sleep(600)"), 600), tmp_path, 600)
     assert started[0].returncode == -signal.SIGKILL
+
+
+def test_who_is_told_to_end_ends_its_process_first(tmp_path: Path) -> None:
+    os.mkfifo(fifo := tmp_path / "fifo")
+    child = f"import os, time; open({str(fifo)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    program = (
+        "from pathlib import Path; from benchmarks.in_processes import Measurement, run_all\n"
+        f"run_all([Measurement('hangs', ('-c', {child!r}), 600)], Path({str(tmp_path)!r}), 600, lambda file: ())"
+    )
+    runner = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parents[2])
+    pid = int(fifo.read_text())  # waits until the child is there
+    runner.terminate()
+    assert runner.wait() == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_a_folder_that_cannot_be_made_is_said_to_be_none(tmp_path: Path) -> None:
