@@ -25,11 +25,13 @@ LEAST_SECONDS = 15  # less is not worth starting anything
 
 @dataclass(frozen=True)
 class Measurement:
-    """`words`: what the interpreter is told; `--json FILE` comes behind them."""
+    """`words`: what the interpreter is told; `--json FILE` comes behind them. `margin_seconds`: so long before its limit
+    it is to begin nothing more, which `--seconds` tells it; None: it has no such option."""
 
     name: str
     words: tuple[str, ...]
     limit_seconds: int
+    margin_seconds: int | None = None
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
@@ -97,8 +99,11 @@ def run(measurement: Measurement, out: Path, limit_seconds: float) -> dict[str, 
     """One process; of one that ended well no log stays, its JSON has the lines."""
     file, log, begin = out / f"{measurement.name}.json", out / f"{measurement.name}.log", time.perf_counter()
     file.unlink(missing_ok=True)
+    words = [sys.executable, *measurement.words, "--json", str(file)]
+    if measurement.margin_seconds is not None:
+        words += ["--seconds", f"{max(0.0, limit_seconds - measurement.margin_seconds):.0f}"]
     try:
-        status = status_of([sys.executable, *measurement.words, "--json", str(file)], log, limit_seconds)
+        status = status_of(words, log, limit_seconds)
     finally:
         file.with_suffix(".part").unlink(missing_ok=True)  # what it was about to write when it was ended
     if status == 0:

@@ -23,6 +23,7 @@ from steerpipe.bench.forecasts import ForecastFile, read_forecasts
 from steerpipe.core.errors import SteerpipeError
 
 SCRIPT = str(Path(__file__).with_name("predict_on_gpu.py"))
+MARGIN_SECONDS = 40  # of a process: its imports, the last row and the profile
 EXPERTS = 60  # of a layer, at the shape of the runs
 SHARES = "0.5,0.25,0.125"
 DIRECT = (
@@ -53,7 +54,8 @@ def plan(forecasts: Path, *, history: bool = True) -> list[Measurement]:
             "--rows", numbers(once), "--shares", SHARES if once else "", "--round-rows", numbers(own),
             "--round-shares", SHARES,
         )  # fmt: skip
-        return Measurement(name, (SCRIPT, "--forecasts", str(forecasts), *words.split(), *grid), limit_seconds)
+        told = (SCRIPT, "--forecasts", str(forecasts), *words.split(), *grid)
+        return Measurement(name, told, limit_seconds, MARGIN_SECONDS)
 
     of_all = [
         measurement("int4", 210, "--format int4 --rounds 5 --tokens 48 --warmup 40", DIRECT, LRU),
@@ -86,7 +88,8 @@ def lines(file: Path) -> list[str]:
     if "no_cache" in found:
         live, floor = found["no_cache"]["lookahead, committed"], found["no_cache"]["copy floor"]
         said.append(f"  nothing kept, lookahead committed: {live:.3f} ms, {live / floor:.3f} x the copy floor")
-    return [*said, f"  {len(found.get('lines', []))} runs of rows"]
+    late = f", {found['not_begun']} more were not begun: the time was up" if "not_begun" in found else ""
+    return [*said, f"  {len(found.get('lines', []))} runs of rows{late}"]
 
 
 def main() -> None:

@@ -112,6 +112,15 @@ def test_a_folder_that_cannot_be_made_is_said_to_be_none(tmp_path: Path) -> None
         run_all([], tmp_path / "file", 60, lines)
 
 
+def test_who_can_end_by_itself_is_told_when_to(tmp_path: Path) -> None:
+    told = "import sys; raise SystemExit(' '.join(sys.argv[3:]))"
+    late = Measurement("late", ("-c", told), 60, margin_seconds=40)
+    assert run(late, tmp_path, 50)["status"] == 1 and (tmp_path / "late.log").read_text() == "--seconds 10\n"
+    run(late, tmp_path, 30)
+    assert (tmp_path / "late.log").read_text() == "--seconds 0\n", "its rates are worth something"
+    assert all(each.margin_seconds for each in plan(Path("forecasts")))
+
+
 def test_what_there_is_no_time_for_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_all([Measurement("late", ("-c", "pass"), 60)], tmp_path, 1.0, lines) == 1
     assert json.loads((tmp_path / "summary.json").read_text())[0]["status"] == "no time left"

@@ -52,6 +52,27 @@ def test_rounds_that_are_drawn_anew_say_how_far_a_share_may_lie_from_what_was_me
     assert drawn(noisy[:4])[1] == [], "four rounds say nothing of it"
 
 
+def test_rounds_that_were_cut_off_are_compared_as_far_as_they_go() -> None:
+    rows, replayed = ["LFRU", "heads", "LFRU again"], [("LFRU", 8.0), ("heads", 7.5), ("LFRU again", 8.0)]
+    whole = [
+        line(row, number, 7.6 if row == "heads" else 8.0, share=share)
+        for number in range(1, 6)
+        for share in (0.5, 0.25)
+        for row in rows[number % 3 :] + rows[: number % 3]
+    ]
+    for cut in range(1, len(whole)):
+        there = {(each["row"], each["share"]) for each in whole[:cut]}
+        promised = [
+            {"row": row, "share": share, "ms": {"tap": ms}}
+            for row, ms in replayed for share in (0.5, 0.25) if (row, share) in there
+        ]  # fmt: skip
+        found = shares({"lines": whole[:cut], "replayed": promised})
+        both = [share for share in (0.5, 0.25) if {("LFRU", share), ("heads", share)} <= there]
+        assert [(each["share"], each["live_ms"]) for each in found] == [(share, pytest.approx(0.4)) for share in both]
+        five = [share == 0.5 and cut >= 27 for share in both]
+        assert [each["rounds_of_replay"] for each in found] == [[pytest.approx(0.8)] * 2 * each for each in five]
+
+
 def test_by_the_devices_clock_nobody_is_charged_for_the_host() -> None:
     heads = "LFRU + heads, 1 ahead"
     rows = {"LFRU": (8.0, 7.5), heads: (7.9, 7.1), "Belady": (6.0, 5.5)}  # ms of replay, and of the device
