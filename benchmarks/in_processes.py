@@ -25,8 +25,8 @@ LEAST_SECONDS = 15  # less is not worth starting anything
 
 @dataclass(frozen=True)
 class Measurement:
-    """`words`: what the interpreter is told; `--json FILE` comes behind them. `margin_seconds`: so long before its limit
-    it is to begin nothing more, which `--seconds` tells it; None: it has no such option."""
+    """`words`: what the interpreter is told; `--json FILE` comes behind them. `margin_seconds`: so long before
+    its limit it is to begin nothing more, which `--seconds` tells it; None: it has no such option."""
 
     name: str
     words: tuple[str, ...]

@@ -27,7 +27,8 @@ from benchmarks.predict_rows import (
     replayable,
     terms,
 )
-from steerpipe.bench.forecasts import read_forecasts
+from steerpipe.bench.forecasts import ForecastFile, read_forecasts
+from steerpipe.core.whole_file import write_whole
 from steerpipe.kernels.foretell import LEAST_PROBABILITY
 from steerpipe.transfer.recorded import Recording
 
@@ -36,15 +37,29 @@ ENOUGH, DRAWN = 5, 1000  # rounds for an interval; sets of them that are drawn
 
 
 def fill_in(forecasts: Path, measured: Path) -> None:
-    """On the machine of the file's rates, with the same routing and forecasts."""
+    """On the machine of the file's rates, with the same routing and forecasts. The file is written whole or stays."""
     found = read_found(measured)
-    rates, file = Rates(**found["rates"]), read_forecasts(forecasts, 60)
-    count = found["warmup"] + found["tokens"]
-    whole = file.recording
+    found["replayed"] = replayed(found, read_forecasts(forecasts, 60))
+    found["tokens_ms"] = [
+        {"row": name, "share": share, "ms": round(by_tokens(found, share, (name,)), 4)}
+        for name, share in cells(found)
+    ]  # fmt: skip
+    found["shares"], found["useless"] = shares(found), useless(found)
+    print("\n".join([*map(said_of_share, found["shares"]), *map(said_of_useless, found["useless"])]), flush=True)
+    write_whole(measured, (json.dumps(found, indent=1) + "\n").encode())
+
+
+def cells(found: dict[str, Any]) -> dict[tuple[str, float], None]:
+    """Names and shares of what was measured, in its order."""
+    return dict.fromkeys((line["row"], line["share"]) for line in found["lines"])
+
+
+def replayed(found: dict[str, Any], file: ForecastFile) -> list[dict[str, Any]]:
+    """Of each row that can be, milliseconds by term and the whole report of the last one."""
+    rates, whole, count = Rates(**found["rates"]), file.recording, found["warmup"] + found["tokens"]
     recording = Recording(whole.name, whole.routing[:count], whole.sequence[:count], whole.experts)
-    by_name = {row.name: row for row in ROWS}
-    found["replayed"] = []
-    for name, share in dict.fromkeys((line["row"], line["share"]) for line in found["lines"]):
+    by_name, lines = {row.name: row for row in ROWS}, []
+    for name, share in cells(found):
         row = by_name[name]
         if not replayable(row, found):
             continue
@@ -53,23 +68,43 @@ def fill_in(forecasts: Path, measured: Path) -> None:
         for number, (term, machine) in enumerate(terms(share, recording, own, found, predicts=bool(row.said))):
             report = one_row(row, machine, recording, file, found, said_least=LEAST_PROBABILITY if number else 0.0)
             line.setdefault("ms", {})[term] = round(report.tpot_mean_seconds * 1e3, 4)
-        found["replayed"].append(line | report.as_json())
+        lines.append(line | report.as_json())
         print(f"{share:5.1%} {name:40} " + ", ".join(f"{term} {ms:.3f}" for term, ms in line["ms"].items()), flush=True)
-    found["tokens_ms"] = [
-        {"row": name, "share": share, "ms": round(by_tokens(found, share, (name,)), 4)}
-        for name, share in dict.fromkeys((line["row"], line["share"]) for line in found["lines"])
-    ]
-    found["shares"] = shares(found)
-    for line in found["shares"]:
-        if not line["of_replay"]:
-            print(f"{line['share']:5.1%} {line['row']:40} live {line['live_ms']:6.3f} ms gained, and replay nothing")
-            continue
-        terms_of = ", ".join(f"{term} {part:.0%}" for term, part in line["of_replay"].items())
-        whole = f"{line['share']:5.1%} {line['row']:40} live {line['live_ms']:6.3f} ms gained, of replay's {terms_of}"
-        steady, device = line["steady_of_replay"], line["device_of_replay"]
-        between = " to ".join(f"{end:.0%}" for end in line["rounds_of_replay"]) or "too few rounds to say"
-        print(f"{whole}; rounds drawn anew: {between}; host of all runs {steady:.0%}, device's clock {device:.0%}")
-    measured.write_text(json.dumps(found, indent=1) + "\n")
+    return lines
+
+
+def said_of_share(line: dict[str, Any]) -> str:
+    """The last term decides whether there is a share: those before it leave out what a live run pays."""
+    live, promised = line["live_ms"], line["promised_ms"]
+    head = (
+        f"{line['share']:5.1%} {line['row']:40} live {abs(live):6.3f} ms {'gained' if live >= 0 else 'lost'}, replay "
+    )
+    if not line["of_replay"]:
+        little = f"promises {promised:.3f} ms: too little to compare"
+        return head + (little if promised >= 0 else f"says {-promised:.3f} ms lost: no share")
+    *fewer, whole = (f"{term} {part:.0%}" for term, part in line["of_replay"].items())
+    between = " to ".join(f"{end:.0%}" for end in line["rounds_of_replay"]) or "too few rounds to say"
+    apart = f"host of all runs {line['steady_of_replay']:.0%}, device's clock {line['device_of_replay']:.0%}"
+    head += f"promises {promised:.3f} ms, of which {whole}; rounds drawn anew: {between}; {apart}"
+    return f"{head}; with fewer terms {', '.join(fewer)}"
+
+
+def useless(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """What predictors that are always wrong or at chance take, over the mean of all LFRU of the same round."""
+    names, lines = {row.name for row in ROWS if row.said in ("wrong", "chance")}, []
+    for name, share in cells(found):
+        numbers = dict.fromkeys(line["round"] for line in found["lines"])
+        rounds = [(_ms(found, share, (name,), each), _ms(found, share, (LFRU, AGAIN), each)) for each in numbers]
+        over = [round(statistics.fmean(own) / statistics.fmean(plain), 4) for own, plain in rounds if own and plain]
+        if name in names and over:
+            lines.append({"row": name, "share": share, "over_lfru": statistics.median(over), "rounds": over})
+    return lines
+
+
+def said_of_useless(line: dict[str, Any]) -> str:
+    over, rounds = line["over_lfru"], line["rounds"]
+    count = f"the median of {len(rounds)} rounds, {min(rounds):.3f} to {max(rounds):.3f}"
+    return f"{line['share']:5.1%} {line['row']:40} {over:.3f} x LFRU's time, {count}"
 
 
 def speakers(found: dict[str, Any]) -> frozenset[str]:
@@ -79,7 +114,7 @@ def speakers(found: dict[str, Any]) -> frozenset[str]:
 
 
 def shares(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of replay's gain over LFRU, what was measured. Where replay gains nothing there is no share.
+    """Of replay's gain over LFRU, what was measured. Where its last term gains nothing there is no share.
 
     A row's time is the mean over tokens of the median over rounds: every row decodes the same tokens, and a host that
     was held up once does not count. `rounds_ms` are gains by rounds, against the mean of the LFRU of the same round
@@ -109,9 +144,11 @@ def shares(found: dict[str, Any]) -> list[dict[str, Any]]:
         history = name in HISTORY_ROWS
         charged = found.get("beside" if history else "rates", {}).get("host", 0.0)
         line = {"row": name, "share": share, "live_ms": live, "device_ms": device, "rounds_ms": gains}
-        drawn = drawn_anew(found, share, name) if next(reversed(ms)) in parts else []
+        compared = next(reversed(ms)) in parts
+        drawn = drawn_anew(found, share, name) if compared else []
         lines.append(line | {
-            "of_replay": parts, "rounds_of_replay": [each / promised for each in drawn],
+            "promised_ms": promised, "of_replay": parts if compared else {},
+            "rounds_of_replay": [each / promised for each in drawn],
             "device_of_replay": _part(device, promised + 1e3 * charged * speaks),
             "steady_of_replay": _part(device - more_ms[history] * speaks, promised),
         })  # fmt: skip

@@ -1,8 +1,18 @@
 """The share of replay's gain that was measured, and how far it moves from round to round."""
 
+import errno
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
 import pytest
 
-from benchmarks.predict_shares import host_more, shares
+from benchmarks.predict_rows import Rates, read_found
+from benchmarks.predict_shares import fill_in, host_more, said_of_share, said_of_useless, shares, useless
+from steerpipe.bench.forecasts import ForecastFile, write_forecasts
+from steerpipe.transfer.recorded import draw_recording
+from steerpipe.transfer.synthetic import SyntheticRouting
 
 
 def line(row: str, number: int, *steps_ms: float, share: float = 0.25, graph_ms: float = 5.0) -> dict[str, object]:
@@ -32,6 +42,55 @@ def test_a_gain_is_between_the_medians_of_tokens_and_one_step_that_was_held_up_d
     assert heads["rounds_ms"][1] == pytest.approx(9.55 - 16.55)
     assert heads["rounds_ms"][2] == pytest.approx((7.0 + 7.1 + 12.0) / 3 - 6.65), "no LFRU in it: against all"
     assert wrong["of_replay"] == slow["of_replay"] == {}
+
+
+def test_the_last_term_decides_whether_there_is_a_share() -> None:
+    rows, live = {"heads": (7.0, 7.5), "little": (7.0, 7.95), "slow": (7.0, 8.2)}, (7.6, 7.5, 8.3)
+    replayed = [
+        {"row": row, "share": 0.25, "ms": dict(zip(("rates", "tap"), ms, strict=True))}
+        for row, ms in ({"LFRU": (8.0, 8.0)} | rows).items()
+    ]  # fmt: skip
+    measured = [line("LFRU", 0, 8.0), *(line(row, 0, ms) for row, ms in zip(rows, live, strict=True))]
+    found = shares({"lines": measured, "replayed": replayed})
+    assert [each["promised_ms"] for each in found] == pytest.approx([0.5, 0.05, -0.2])
+    assert [each["of_replay"] for each in found] == [{"rates": pytest.approx(0.4), "tap": pytest.approx(0.8)}, {}, {}]
+    heads, little, slow = map(said_of_share, found)
+    assert "0.400 ms gained, replay promises 0.500 ms, of which tap 80%; rounds drawn anew: too few rounds" in heads
+    assert little.endswith("0.500 ms gained, replay promises 0.050 ms: too little to compare")
+    assert slow.endswith("0.300 ms lost, replay says 0.200 ms lost: no share")
+
+
+def test_who_is_no_use_is_compared_with_lfru_of_the_same_round() -> None:
+    name, note = "LFRU + always wrong", "2026-11-16-prediction-direct.json"
+    plain, wrong = (
+        [line(row, each, 8 + more * each) for each in (1, 2, 3)] for row, more in (("LFRU", 0), (name, 0.08))
+    )
+    others = [line("LFRU again", 3, 8.48), line(name, 4, 9.0), line("heads", 1, 7.0)]
+    (found,) = useless({"lines": [*plain, *wrong, *others]})
+    assert found == {"row": name, "share": 0.25, "over_lfru": 1.01, "rounds": [1.01, 1.02, 1.0]}, "4 has no LFRU"
+    assert said_of_useless(found).endswith("1.010 x LFRU's time, the median of 3 rounds, 1.000 to 1.020")
+    noted = useless(read_found(Path(__file__).parents[2] / "benchmarks" / "notes" / note))
+    assert sorted(round(each["over_lfru"], 3) for each in noted) == [1.001, 1.007, 1.008, 1.009, 1.01, 1.012]
+
+
+def test_a_file_that_cannot_be_written_stays_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forecasts, file = tmp_path / "forecasts", tmp_path / "int4.json"
+    recording = draw_recording(SyntheticRouting(tokens=6, layers=2, experts=60, top_k=4))
+    write_forecasts(forecasts, ForecastFile(recording, {}, None))
+    rates = Rates(74e-6, 18e-6, 0.0, 99e-6, end=1e-5, between=1e-5, delay=27e-6, experts=22e-6)
+    measured = {"warmup": 2, "tokens": 4, "driver": "served", "block_bytes": 1 << 20, "rates": asdict(rates)}
+    file.write_text(whole := json.dumps(measured | {"lines": [line("LFRU", 0, 1.0, 1.0)]}))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="no space left"):
+            fill_in(forecasts, file)
+    assert file.read_text() == whole and len(list(tmp_path.iterdir())) == 2
+    fill_in(forecasts, file)
+    assert json.loads(file.read_text())["replayed"][0]["row"] == "LFRU"
 
 
 def test_rounds_that_are_drawn_anew_say_how_far_a_share_may_lie_from_what_was_measured() -> None:
