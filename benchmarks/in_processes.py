@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -58,10 +59,7 @@ def run_all(
 
     The program's exit status: 1 if any did not end by itself and well.
     """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise SystemExit(f"{out} is no folder to write to ({problem.strerror}): name another one") from None
+    make_folder(out)
     ends, summary = time.perf_counter() + limit_seconds, out / "summary.json"
     done: dict[str, Any] = {each["name"]: each for each in read(summary) or ()}
     for each in measurements:
@@ -75,6 +73,22 @@ def run_all(
                 print(line, flush=True)
         summary.write_text(json.dumps([*done.values()], indent=1) + "\n", encoding="utf-8")
     return int(any(done[each.name]["status"] != 0 for each in measurements))
+
+
+def make_folder(out: Path) -> None:
+    """SystemExit: nothing can be written there."""
+    if why := unwritable(out):
+        raise SystemExit(f"{out} is no folder to write to ({why}): name another one")
+
+
+def unwritable(out: Path) -> str | None:
+    """Why the folder cannot be made or written to; None: it can."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
+    except OSError as problem:
+        return problem.strerror or str(problem)
+    return None
 
 
 def read(file: Path) -> Any:

@@ -23,6 +23,7 @@ from steerpipe.transfer.replay import replay
 from steerpipe.transfer.replay_report import ReplayReport
 
 LFRU, AGAIN = "LFRU", "LFRU again"
+FORECASTS = "forecasts.safetensors"  # a run's own, in its folder
 CHUNK_BYTES = 64 << 10  # of the simulated link: the 64 programs of a fetch keep no common beat
 
 
@@ -88,6 +89,7 @@ ROWS = (
     Row("LFRU + ExpertTransformer, 2 ahead", said="transformers", horizon=2, arithmetic="history"),
 )
 HISTORY = ("transformers", "history")  # arithmetic of networks of routing history: beside the step, inside its graph
+HISTORY_SAID = "transformers"  # whose forecasts those are, whatever file the network lay in
 HISTORY_ROWS = frozenset(row.name for row in ROWS if row.arithmetic in HISTORY)
 
 
@@ -112,7 +114,9 @@ def other_forecasts(found: dict[str, Any], forecasts: Path) -> str | None:
     """Why these are not what was measured; None: they are, or nobody has noted it."""
     if found.get("forecasts") in (None, digest(forecasts)):
         return None
-    return f"it was measured with other forecasts than {forecasts}: take those of its run"
+    return (
+        f"it was measured with other forecasts than {forecasts}: those of its run are {FORECASTS} in the run's folder"
+    )
 
 
 def beside(rates: Rates, found: dict[str, Any]) -> Rates:
