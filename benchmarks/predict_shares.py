@@ -82,11 +82,11 @@ def said_of_share(line: dict[str, Any]) -> str:
     if not line["of_replay"]:
         little = f"promises {promised:.3f} ms: too little to compare"
         return head + (little if promised >= 0 else f"says {-promised:.3f} ms lost: no share")
-    *fewer, whole = (f"{term} {part:.0%}" for term, part in line["of_replay"].items())
+    *fewer, (_, whole) = line["of_replay"].items()
     between = " to ".join(f"{end:.0%}" for end in line["rounds_of_replay"]) or "too few rounds to say"
     apart = f"host of all runs {line['steady_of_replay']:.0%}, device's clock {line['device_of_replay']:.0%}"
-    head += f"promises {promised:.3f} ms, of which {whole}; rounds drawn anew: {between}; {apart}"
-    return f"{head}; with fewer terms {', '.join(fewer)}"
+    head += f"promises {promised:.3f} ms, of which {whole:.0%}; rounds drawn anew: {between}; {apart}"
+    return f"{head}; with fewer terms {', '.join(f'{term} {part:.0%}' for term, part in fewer)}"
 
 
 def useless(found: dict[str, Any]) -> list[dict[str, Any]]:

@@ -55,7 +55,7 @@ def test_the_last_term_decides_whether_there_is_a_share() -> None:
     assert [each["promised_ms"] for each in found] == pytest.approx([0.5, 0.05, -0.2])
     assert [each["of_replay"] for each in found] == [{"rates": pytest.approx(0.4), "tap": pytest.approx(0.8)}, {}, {}]
     heads, little, slow = map(said_of_share, found)
-    assert "0.400 ms gained, replay promises 0.500 ms, of which tap 80%; rounds drawn anew: too few rounds" in heads
+    assert "0.400 ms gained, replay promises 0.500 ms, of which 80%; rounds drawn anew: too few rounds" in heads
     assert little.endswith("0.500 ms gained, replay promises 0.050 ms: too little to compare")
     assert slow.endswith("0.300 ms lost, replay says 0.200 ms lost: no share")
 
