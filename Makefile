@@ -5,7 +5,7 @@ GPU_TESTS  ?= tests/gpu tests/model/test_sampling_gpu.py
 GPU_JOBS   ?= 4
 SANITIZER  ?= compute-sanitizer
 OUT        ?= build/bench-gpu
-FORECASTS  ?= build/forecasts.safetensors
+FORECASTS  ?= $(or $(wildcard $(OUT)/forecasts.safetensors),build/forecasts.safetensors)
 WORKERS    ?= 2
 ARGS       ?=
 
@@ -76,12 +76,12 @@ sanitize-gpu:  ## the kernel tests under compute-sanitizer
 bench-gpu:  ## every measurement of the CUDA engine, within 570 s, into OUT
 	PYTHONPATH=src:. $(GPU_PYTHON) benchmarks/cuda_run.py $(OUT) $(ARGS)
 
-# Of nano, of prompts that come with the project; on a CPU, in a minute. A file that was named has to be there.
+# Of nano, of prompts that come with the project; on a CPU, in a minute. A file that was named has to be there. Where OUT
+# has figures it has their forecasts, too: replay takes no others.
 build/forecasts.safetensors:
-	@mkdir -p $(@D)
 	PYTHONPATH=src:. $(GPU_PYTHON) benchmarks/record_forecasts.py --out $@
 
-bench-predict: $(FORECASTS)  ## prediction on a GPU at full shape, within 570 s, into OUT; FORECASTS: recorded if missing
+bench-predict: $(FORECASTS)  ## prediction on a GPU at full shape, within 570 s, into OUT; FORECASTS: those in OUT, or recorded
 	PYTHONPATH=src:. $(GPU_PYTHON) benchmarks/predict_run.py $(OUT) --forecasts $(FORECASTS) $(ARGS)
 
 lock: venv  ## writes requirements.lock anew

@@ -1,7 +1,8 @@
 """Measurements in processes of their own, each with a time limit: one that hangs or dies costs its own figures.
 
-Each leaves NAME.json (which it writes itself, and which grows while it measures; an older one goes first) and NAME.log
-in the folder; what ran, how it ended and how long it took is in summary.json, of every measurement the last time.
+Each leaves NAME.json (which it writes itself, and which grows while it measures; an older one goes first) in the
+folder, and where it did not end well NAME.log, too; what ran, how it ended and how long it took is in summary.json, of
+every measurement the last time. What ends this program, if not SIGKILL, ends the process under way first.
 """
 
 import argparse
@@ -10,11 +11,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 LEAST_SECONDS = 15  # less is not worth starting anything
@@ -22,11 +26,13 @@ LEAST_SECONDS = 15  # less is not worth starting anything
 
 @dataclass(frozen=True)
 class Measurement:
-    """`words`: what the interpreter is told; `--json FILE` comes behind them."""
+    """`words`: what the interpreter is told; `--json FILE` comes behind them. `margin_seconds`: so long before
+    its limit it is to begin nothing more, which `--seconds` tells it; None: it has no such option."""
 
     name: str
     words: tuple[str, ...]
     limit_seconds: int
+    margin_seconds: int | None = None
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
@@ -53,10 +59,7 @@ def run_all(
 
     The program's exit status: 1 if any did not end by itself and well.
     """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise SystemExit(f"{out} is no folder to write to ({problem.strerror}): name another one") from None
+    make_folder(out)
     ends, summary = time.perf_counter() + limit_seconds, out / "summary.json"
     done: dict[str, Any] = {each["name"]: each for each in read(summary) or ()}
     for each in measurements:
@@ -70,6 +73,22 @@ def run_all(
                 print(line, flush=True)
         summary.write_text(json.dumps([*done.values()], indent=1) + "\n", encoding="utf-8")
     return int(any(done[each.name]["status"] != 0 for each in measurements))
+
+
+def make_folder(out: Path) -> None:
+    """SystemExit: nothing can be written there."""
+    if why := unwritable(out):
+        raise SystemExit(f"{out} is no folder to write to ({why}): name another one")
+
+
+def unwritable(out: Path) -> str | None:
+    """Why the folder cannot be made or written to; None: it can."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
+    except OSError as problem:
+        return problem.strerror or str(problem)
+    return None
 
 
 def read(file: Path) -> Any:
@@ -91,25 +110,55 @@ def ended(found: dict[str, Any], out: Path) -> str:
 
 
 def run(measurement: Measurement, out: Path, limit_seconds: float) -> dict[str, Any]:
-    """Ends the whole process group when the time is up, or when it is interrupted itself."""
-    (out / f"{measurement.name}.json").unlink(missing_ok=True)
-    words = [sys.executable, *measurement.words, "--json", str(out / f"{measurement.name}.json")]
+    """One process; of one that ended well no log stays, its JSON has the lines."""
+    file, log, begin = out / f"{measurement.name}.json", out / f"{measurement.name}.log", time.perf_counter()
+    file.unlink(missing_ok=True)
+    words = [sys.executable, *measurement.words, "--json", str(file)]
+    if measurement.margin_seconds is not None:
+        words += ["--seconds", f"{max(0.0, limit_seconds - measurement.margin_seconds):.0f}"]
+    try:
+        status = status_of(words, log, limit_seconds)
+    finally:
+        file.with_suffix(".part").unlink(missing_ok=True)  # what it was about to write when it was ended
+    if status == 0:
+        log.unlink()
+    return {
+        "name": measurement.name, "words": list(measurement.words), "status": status,
+        "seconds": round(time.perf_counter() - begin, 1),
+    }  # fmt: skip
+
+
+def status_of(words: Sequence[str], log: Path, limit_seconds: float) -> int | str:
+    """Ends the whole process group when the time is up, or when this program is ended itself. (A session of its own
+    would be out of reach of who ends all of ours.)"""
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    begin = time.perf_counter()
-    with (out / f"{measurement.name}.log").open("w", encoding="utf-8") as log:
+    with log.open("w", encoding="utf-8") as said, signals_raised():
         process = subprocess.Popen(
-            words, stdout=log, stderr=subprocess.STDOUT, env=os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
-            start_new_session=True,
+            words, stdout=said, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, process_group=0,
+            env=os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
         )  # fmt: skip
         try:
-            status: int | str = process.wait(limit_seconds)
+            return process.wait(limit_seconds)
         except BaseException as problem:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             if not isinstance(problem, subprocess.TimeoutExpired):
                 raise
-            status = f"stopped after {limit_seconds:.0f} s"
-    return {
-        "name": measurement.name, "words": list(measurement.words), "status": status,
-        "seconds": round(time.perf_counter() - begin, 1),
-    }  # fmt: skip
+            return f"stopped after {limit_seconds:.0f} s"
+
+
+@contextmanager
+def signals_raised() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the program as Ctrl-C does, unless somebody has asked for something else (nohup)."""
+
+    def end(number: int, _: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    ours = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    for each in ours:
+        signal.signal(each, end)
+    try:
+        yield
+    finally:
+        for each in ours:
+            signal.signal(each, signal.SIG_DFL)

@@ -12,7 +12,8 @@ import matplotlib as mpl
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-from benchmarks.predict_rows import AGAIN, LFRU, by_tokens, read_found
+from benchmarks.predict_rows import AGAIN, LFRU, read_found
+from benchmarks.predict_shares import by_tokens
 from steerpipe.arena.plots import slim
 
 HERE = Path(__file__).parent

@@ -1,16 +1,18 @@
 """What prediction is worth on a GPU at full shape: live steps with recorded routing and forecasts, beside `replay`.
 
     PYTHONPATH=src:. python benchmarks/predict_on_gpu.py --forecasts FILE [--format int4] --json FILE
-    PYTHONPATH=src:. python benchmarks/predict_rows.py --forecasts FILE --json FILE     # adds replay, anywhere
+    PYTHONPATH=src:. python benchmarks/predict_shares.py --forecasts FILE --json FILE   # adds replay, anywhere
 
 The forecasts are written by record_forecasts.py. Every row decodes the same tokens over the same page-locked blocks;
 the arithmetic of a predictor and of a reuse forecast runs at its taps with made-up weights, and the answers are the
 recorded ones. The machine that `replay` gets is measured first, on other routings (`rates`), once for all rows, with
 the driver of the run: direct (the device reads and sends for experts by itself), or served by the host. Link
-utilisation is bytes moved over the link's measured rate.
+utilisation is bytes moved over the link's measured rate. No row begins after `--seconds`: the rates that a profiler
+tells come last, and without them nothing is compared.
 """
 
 import argparse
+import math
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.predict_parts import Log
-from benchmarks.predict_rates import measure_rates, profile_rates
+from benchmarks.predict_parts import Log, rows_of, runs_of
+from benchmarks.predict_rates import history_delay, measure_rates, profile_rates
 from benchmarks.predict_rows import HISTORY, ROWS, Row, digest, said_of
 from benchmarks.predict_spans import timed_replays
 from benchmarks.reuse_parts import Heard, made_up_reuse
@@ -205,6 +207,7 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=48)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--chunks", default="4608x1", help="KiB of a guess at once x how many on the stream")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after which no further row begins")
     parser.add_argument("--json", type=Path, required=True)
     given = parser.parse_args()
     form = parse_expert_format(given.format)
@@ -218,7 +221,8 @@ def main() -> None:
 
 
 def measure(bench: Bench, log: Log) -> None:
-    """Resident steps, rates, the seeds' comparison, then rows: all once, then some against each other in rounds."""
+    """Resident steps, rates, the seeds' comparison, rows while there is time, and what a profiler tells; what never
+    ran on a card comes last."""
     given = bench.given
     chunks = [tuple(map(int, each.split("x"))) for each in given.chunks.split(",")]
     given.chunk, given.window = chunks[0]
@@ -235,24 +239,16 @@ def measure(bench: Bench, log: Log) -> None:
         spent = [bench.live(ROWS[4], 0.25)["live_ms"] for _ in range(2)]
         log.add(f"chunks of {chunk} KiB x {window}", spent)
     given.chunk, given.window = chunks[0]
-    for share in shares_of(given.shares):
-        for row in rows_of(given.rows):
-            log.add_line({"row": row.name, "share": share, "round": 0} | bench.live(row, share))
-    rows = rows_of(given.round_rows)
-    for number in range(given.rounds):
-        first = number * len(rows) // given.rounds  # a host's speed drifts: nobody comes at the same place every time
-        for share in shares_of(given.round_shares):
-            for row in rows[first:] + rows[:first]:
-                log.add_line({"row": row.name, "share": share, "round": 1 + number} | bench.live(row, share))
-    log.add("rates", asdict(profile_rates(bench, log, rates)))
-
-
-def rows_of(numbers: str) -> list[Row]:
-    return [ROWS[int(number)] for number in numbers.split(",") if number]
-
-
-def shares_of(given: str) -> list[float]:
-    return [float(each) for each in given.split(",") if each]
+    runs = list(runs_of(given))
+    for done, (row, share, number) in enumerate(runs):
+        if log.seconds() >= given.seconds:
+            log.add("not_begun", len(runs) - done)
+            break
+        log.add_line({"row": row.name, "share": share, "round": number} | bench.live(row, share))
+    rates = profile_rates(bench, log, rates)
+    log.add("rates", asdict(rates))
+    if bench.asks_history:
+        log.add("beside_delay", history_delay(bench, log, rates))
 
 
 if __name__ == "__main__":

@@ -81,13 +81,8 @@ def _quickest(points: Sequence["Point"]) -> dict[int, float]:
 def profile_rates(bench: "Bench", log: Log, rates: Rates) -> Rates:
     """What a step that hits is made of. Profiled it is longer: its parts are shares of it."""
     hits, taps = kernels(bench, 0, PLAIN), kernels(bench, 0, TAPPED)
-    graph = rates.layer - rates.between / bench.shape.layers  # of a step's graph, by layer
-    step = median_step(hits, bench.shape.layers)
-    scale = graph * bench.shape.layers / step
-    log.add("profiled step", step)
-    # Beside a step that hits, an answer may come after the next router: it would be taken for a quick one.
-    if bench.asks_history:
-        log.add("beside_delay", scale * _delay(kernels(bench, 1, HISTORY)))
+    step = log.add("profiled step", median_step(hits, bench.shape.layers))
+    scale = _scale(bench, rates, step)
     one = kernels(bench, 1, TAPPED)
     log.add("delay where one is missing", scale * _delay(one))
     copied = kernels(bench, 1, PLAIN)
@@ -98,6 +93,19 @@ def profile_rates(bench: "Bench", log: Log, rates: Rates) -> Rates:
         delay=scale * _delay(taps),
         experts=scale * median_after(hits, "_route", "_combine"),
     )
+
+
+def history_delay(bench: "Bench", log: Log, rates: Rates) -> float:
+    """Seconds from a router until what a network of history says can be sent for; behind `profile_rates`.
+
+    Beside a step that hits, an answer may come after the next router: it would be taken for a quick one.
+    """
+    return _scale(bench, rates, log.found["profiled step"]) * _delay(kernels(bench, 1, HISTORY))
+
+
+def _scale(bench: "Bench", rates: Rates, step: float) -> float:
+    """Of a profiled step's parts to those of one that nobody profiles."""
+    return (rates.layer * bench.shape.layers - rates.between) / step
 
 
 def _delay(kernels: list[Kernel]) -> float:

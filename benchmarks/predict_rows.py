@@ -1,14 +1,8 @@
-"""The rows that predict_on_gpu.py measures, and what `replay` gives for them on the machine of the measured rates.
+"""The rows that predict_on_gpu.py measures, and what `replay` gives for them on the machine of the measured rates."""
 
-PYTHONPATH=src:. python benchmarks/predict_rows.py --forecasts FILE --json FILE     # adds "replayed" to the file
-"""
-
-import argparse
 import hashlib
 import json
-import math
-import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from steerpipe.arena.foresight import Foresight
-from steerpipe.bench.forecasts import ForecastFile, read_forecasts
+from steerpipe.bench.forecasts import ForecastFile
 from steerpipe.bench.prediction import held
 from steerpipe.core.blocks import GUESSES
-from steerpipe.kernels.foretell import LEAST_PROBABILITY
 from steerpipe.model.gpu.fetching import guesses_within
 from steerpipe.store.policies import HALF_LIFE_TOKENS
 from steerpipe.transfer.cuda.landing import supply_of
@@ -30,8 +23,7 @@ from steerpipe.transfer.replay import replay
 from steerpipe.transfer.replay_report import ReplayReport
 
 LFRU, AGAIN = "LFRU", "LFRU again"
-LEAST = 0.02  # a gain below that is not compared
-ENOUGH, DRAWN = 5, 1000  # rounds for an interval; sets of them that are drawn
+FORECASTS = "forecasts.safetensors"  # a run's own, in its folder
 CHUNK_BYTES = 64 << 10  # of the simulated link: the 64 programs of a fetch keep no common beat
 
 
@@ -97,13 +89,8 @@ ROWS = (
     Row("LFRU + ExpertTransformer, 2 ahead", said="transformers", horizon=2, arithmetic="history"),
 )
 HISTORY = ("transformers", "history")  # arithmetic of networks of routing history: beside the step, inside its graph
+HISTORY_SAID = "transformers"  # whose forecasts those are, whatever file the network lay in
 HISTORY_ROWS = frozenset(row.name for row in ROWS if row.arithmetic in HISTORY)
-
-
-def speakers(found: dict[str, Any]) -> frozenset[str]:
-    """Rows in which somebody predicts with the driver of the run: the others' hosts do other work."""
-    served = found.get("driver") == "served"
-    return frozenset(row.name for row in ROWS if row.said and (served or not row.served))
 
 
 def read_found(file: Path) -> dict[str, Any]:
@@ -127,44 +114,9 @@ def other_forecasts(found: dict[str, Any], forecasts: Path) -> str | None:
     """Why these are not what was measured; None: they are, or nobody has noted it."""
     if found.get("forecasts") in (None, digest(forecasts)):
         return None
-    return f"it was measured with other forecasts than {forecasts}: take those of its run"
-
-
-def fill_in(forecasts: Path, measured: Path) -> None:
-    """On the machine of the file's rates, with the same routing and forecasts."""
-    found = read_found(measured)
-    rates, file = Rates(**found["rates"]), read_forecasts(forecasts, 60)
-    count = found["warmup"] + found["tokens"]
-    whole = file.recording
-    recording = Recording(whole.name, whole.routing[:count], whole.sequence[:count], whole.experts)
-    by_name = {row.name: row for row in ROWS}
-    found["replayed"] = []
-    for name, share in dict.fromkeys((line["row"], line["share"]) for line in found["lines"]):
-        row = by_name[name]
-        if not replayable(row, found):
-            continue
-        line: dict[str, Any] = {"row": name, "share": share}
-        own = beside(rates, found) if row.arithmetic in HISTORY else rates
-        for number, (term, machine) in enumerate(terms(share, recording, own, found, predicts=bool(row.said))):
-            report = one_row(row, machine, recording, file, found, said_least=LEAST_PROBABILITY if number else 0.0)
-            line.setdefault("ms", {})[term] = round(report.tpot_mean_seconds * 1e3, 4)
-        found["replayed"].append(line | report.as_json())
-        print(f"{share:5.1%} {name:40} " + ", ".join(f"{term} {ms:.3f}" for term, ms in line["ms"].items()), flush=True)
-    found["tokens_ms"] = [
-        {"row": name, "share": share, "ms": round(by_tokens(found, share, (name,)), 4)}
-        for name, share in dict.fromkeys((line["row"], line["share"]) for line in found["lines"])
-    ]
-    found["shares"] = shares(found)
-    for line in found["shares"]:
-        if not line["of_replay"]:
-            print(f"{line['share']:5.1%} {line['row']:40} live {line['live_ms']:6.3f} ms gained, and replay nothing")
-            continue
-        terms_of = ", ".join(f"{term} {part:.0%}" for term, part in line["of_replay"].items())
-        whole = f"{line['share']:5.1%} {line['row']:40} live {line['live_ms']:6.3f} ms gained, of replay's {terms_of}"
-        steady, device = line["steady_of_replay"], line["device_of_replay"]
-        between = " to ".join(f"{end:.0%}" for end in line["rounds_of_replay"]) or "too few rounds to say"
-        print(f"{whole}; rounds drawn anew: {between}; host of all runs {steady:.0%}, device's clock {device:.0%}")
-    measured.write_text(json.dumps(found, indent=1) + "\n")
+    return (
+        f"it was measured with other forecasts than {forecasts}: those of its run are {FORECASTS} in the run's folder"
+    )
 
 
 def beside(rates: Rates, found: dict[str, Any]) -> Rates:
@@ -253,116 +205,3 @@ def one_row(
         recording, machine, row.policy, predictor=said, reuse=reuse, warmup_tokens=found["warmup"], name=row.name,
         throttled=said_least > 0, half_life_tokens=reuse.half_life_tokens if reuse else HALF_LIFE_TOKENS,
     )  # fmt: skip
-
-
-def shares(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of replay's gain over LFRU, what was measured. Where replay gains nothing there is no share.
-
-    A row's time is the mean over tokens of the median over rounds: every row decodes the same tokens, and a host that
-    was held up once does not count. `rounds_ms` are gains by rounds, against the mean of the LFRU of the same round
-    (of all, where it has none); `rounds_of_replay` bounds the share of the last term by rounds that are drawn anew. A
-    host's speed changes from run to run by more than a predictor adds to it: by the device's clock alone that share is
-    `device_of_replay`, and `steady_of_replay` charges every predictor for what the host needed more in all of their
-    runs.
-    """
-    more_ms, speaking = [host_more(found, history=each) for each in (False, True)], speakers(found)
-    replayed = {(line["row"], line["share"]): line["ms"] for line in found["replayed"]}
-    lines = []
-    for (name, share), ms in replayed.items():
-        plain = replayed.get((LFRU, share))
-        if name in (LFRU, AGAIN) or plain is None:
-            continue
-        rounds = sorted({line["round"] for line in found["lines"]})
-        every = [ms for number in rounds for ms in _ms(found, share, (LFRU, AGAIN), number)]
-        gains = [
-            statistics.fmean(_ms(found, share, (LFRU, AGAIN), number) or every) - statistics.fmean(own)
-            for number in rounds
-            if (own := _ms(found, share, (name,), number))
-        ]
-        live = by_tokens(found, share, (LFRU, AGAIN)) - by_tokens(found, share, (name,))
-        parts = {term: live / (plain[term] - ms[term]) for term in ms if plain[term] - ms[term] > LEAST * ms[term]}
-        device = by_tokens(found, share, (LFRU, AGAIN), "graph") - by_tokens(found, share, (name,), "graph")
-        promised, speaks = next(reversed(plain.values())) - next(reversed(ms.values())), name in speaking
-        history = name in HISTORY_ROWS
-        charged = found.get("beside" if history else "rates", {}).get("host", 0.0)
-        line = {"row": name, "share": share, "live_ms": live, "device_ms": device, "rounds_ms": gains}
-        drawn = drawn_anew(found, share, name) if next(reversed(ms)) in parts else []
-        lines.append(line | {
-            "of_replay": parts, "rounds_of_replay": [each / promised for each in drawn],
-            "device_of_replay": _part(device, promised + 1e3 * charged * speaks),
-            "steady_of_replay": _part(device - more_ms[history] * speaks, promised),
-        })  # fmt: skip
-    return lines
-
-
-def drawn_anew(found: dict[str, Any], share: float, name: str) -> list[float]:
-    """The gains in ms between which 90 % lie where as many rounds as were measured are drawn from them again; none
-    where fewer than ENOUGH have both the row and LFRU."""
-    its, plain = (
-        {line["round"] for line in found["lines"] if (line["row"], line["share"]) == (row, share)}
-        for row in (name, LFRU)
-    )  # fmt: skip
-    if len(rounds := sorted(its & plain)) < ENOUGH:
-        return []
-    random = np.random.default_rng(0)
-    gains = [
-        by_tokens(found, share, (LFRU, AGAIN), rounds=drawn) - by_tokens(found, share, (name,), rounds=drawn)
-        for drawn in random.choice(rounds, (DRAWN, len(rounds))).tolist()
-    ]
-    return [float(each) for each in np.quantile(gains, (0.05, 0.95))]
-
-
-def _part(gained: float, promised: float) -> float:
-    return gained / promised if promised else math.nan
-
-
-def host_more(found: dict[str, Any], *, history: bool = False) -> float:
-    """Milliseconds that a predictor adds to a step's host, over all runs of all predictors that did not rest;
-    `history`: of networks of routing history, whose questions are another work."""
-    spent: dict[bool, list[float]] = {False: [], True: []}
-    speaking = frozenset(each for each in speakers(found) if (each in HISTORY_ROWS) == history)
-    for line in found["lines"]:
-        if (
-            "graph_ms" in line
-            and not line.get("throttled")
-            and (line["row"] in speaking or line["row"] in (LFRU, AGAIN))
-        ):
-            spent[line["row"] in speaking].append(line["live_ms"] - line["graph_ms"])
-    return statistics.fmean(spent[True]) - statistics.fmean(spent[False]) if all(spent.values()) else 0.0
-
-
-def by_tokens(
-    found: dict[str, Any], share: float, names: tuple[str, ...], what: str = "step", rounds: Sequence[int] | None = None
-) -> float:
-    """Milliseconds of a token: the mean over tokens of the median over runs; of a note, the median of its means.
-
-    `what`: a step, or by the device's clock its graph. `rounds`: these alone, as often as they are named.
-    """
-    own = [line for line in found["lines"] if line["row"] in names and line["share"] == share]
-    if rounds is not None:
-        own = [line for number in rounds for line in own if line["round"] == number]
-    mean = {"step": "live_ms", "graph": "graph_ms"}[what]
-    runs = [line.get(f"{what}s_us", [1e3 * line.get(mean, math.nan)]) for line in own]
-    return statistics.fmean(statistics.median(each) for each in zip(*runs, strict=True)) / 1e3
-
-
-def _ms(found: dict[str, Any], share: float, names: tuple[str, ...], number: int) -> list[float]:
-    return [
-        line["live_ms"]
-        for line in found["lines"]
-        if line["row"] in names and (line["share"], line["round"]) == (share, number)
-    ]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--forecasts", type=Path, required=True)
-    parser.add_argument("--json", type=Path, required=True)
-    given = parser.parse_args()
-    if lacking := other_forecasts(read_found(given.json), given.forecasts):
-        parser.error(f"{given.json}: {lacking}")
-    fill_in(given.forecasts, given.json)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,27 +1,43 @@
 """Prediction on a GPU at full shape in one go, the most wanted first; then, on any machine, what replay gives for it.
 
     PYTHONPATH=src:. python benchmarks/predict_run.py OUT --forecasts FILE [--limit 570] [--only int4]     # on a GPU
-    PYTHONPATH=src:. python benchmarks/predict_run.py OUT --forecasts FILE --replay
+    PYTHONPATH=src:. python benchmarks/predict_run.py OUT --replay
 
 Rows of predict_rows.py with the driver that the engine would choose, at Qwen1.5-MoE's shape: int4, where the device
 reads and sends by itself; bf16, served by the host; int4 with an ExpertTransformer in the step's graph, and beside it.
 The forecasts are written by record_forecasts.py, with `--history` for the ExpertTransformer's; without those its rows
-are left out. OUT gets what in_processes.py says; `--replay`, which wants the file that was measured, adds to each JSON
-what the simulated machine of its rates gives, and what share of that was measured.
+are left out. OUT gets what in_processes.py says, and the forecasts: recorded again they may be others. `--replay` takes
+those, and adds to each JSON what the simulated machine of its rates gives, and what share of that was measured; its
+exit status is 1 where nothing could be compared.
 """
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from benchmarks.in_processes import Measurement, chosen, parser_of, read, run_all
-from benchmarks.predict_rows import AGAIN, HISTORY_ROWS, LFRU, ROWS, Row, fill_in, other_forecasts, read_found
+from benchmarks.in_processes import Measurement, chosen, make_folder, parser_of, read, run_all, unwritable
+from benchmarks.predict_rows import (
+    AGAIN,
+    FORECASTS,
+    HISTORY_ROWS,
+    HISTORY_SAID,
+    LFRU,
+    ROWS,
+    Row,
+    digest,
+    other_forecasts,
+    read_found,
+)
+from benchmarks.predict_shares import fill_in
 from steerpipe.bench.forecasts import ForecastFile, read_forecasts
 from steerpipe.core.errors import SteerpipeError
+from steerpipe.core.whole_file import write_whole
 
 SCRIPT = str(Path(__file__).with_name("predict_on_gpu.py"))
+MARGIN_SECONDS = 40  # of a process: its imports, the last row and the profile
 EXPERTS = 60  # of a layer, at the shape of the runs
 SHARES = "0.5,0.25,0.125"
 DIRECT = (
@@ -37,7 +53,6 @@ SERVED = (
 HISTORY = (LFRU, "LFRU + ExpertTransformer, 2 ahead", AGAIN, "LFRU + heads, 1 ahead")
 APART = (LFRU, "LFRU + ExpertTransformer apart, 2 ahead, served", AGAIN, "LFRU + heads, 1 and 2 ahead, served")
 LRU = ("LRU",)
-HISTORY_SAID = next(row.said for row in ROWS if row.name in HISTORY_ROWS)
 RECORD = "record them with benchmarks/record_forecasts.py"
 
 
@@ -52,7 +67,8 @@ def plan(forecasts: Path, *, history: bool = True) -> list[Measurement]:
             "--rows", numbers(once), "--shares", SHARES if once else "", "--round-rows", numbers(own),
             "--round-shares", SHARES,
         )  # fmt: skip
-        return Measurement(name, (SCRIPT, "--forecasts", str(forecasts), *words.split(), *grid), limit_seconds)
+        told = (SCRIPT, "--forecasts", str(forecasts), *words.split(), *grid)
+        return Measurement(name, told, limit_seconds, MARGIN_SECONDS)
 
     of_all = [
         measurement("int4", 210, "--format int4 --rounds 5 --tokens 48 --warmup 40", DIRECT, LRU),
@@ -85,28 +101,21 @@ def lines(file: Path) -> list[str]:
     if "no_cache" in found:
         live, floor = found["no_cache"]["lookahead, committed"], found["no_cache"]["copy floor"]
         said.append(f"  nothing kept, lookahead committed: {live:.3f} ms, {live / floor:.3f} x the copy floor")
-    return [*said, f"  {len(found.get('lines', []))} runs of rows"]
+    late = f", {found['not_begun']} more were not begun: the time was up" if "not_begun" in found else ""
+    return [*said, f"  {len(found.get('lines', []))} runs of rows{late}"]
 
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--forecasts", type=Path, required=True)
+    parser.add_argument("--forecasts", type=Path, help="where none are named, those in OUT")
     parser.add_argument("--replay", action="store_true", help="of what is in OUT already; needs no GPU")
     given = parser.parse_args()
-    try:
-        found = read_forecasts(given.forecasts, EXPERTS)
-    except SteerpipeError as error:
-        parser.error(str(error))
-    if given.replay:
-        every = [given.out / f"{each.name}.json" for each in chosen(parser, plan(given.forecasts), given.only)]
-        if not (files := [file for file in every if file.is_file()]):
-            parser.error(f"nothing was measured in {given.out} yet: leave --replay out on a machine with a GPU")
-        for file in files:
-            lacking = too_little(file, given.forecasts)
-            print(f"{file.stem}: {lacking or ''}", flush=True)
-            if not lacking:
-                fill_in(given.forecasts, file)
-        return
+    given.forecasts = given.forecasts or given.out / FORECASTS
+    sys.exit(compare(parser, given) if given.replay else measure(parser, given))
+
+
+def measure(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
+    found = forecasts_of(parser, given.forecasts)
     if not (history := HISTORY_SAID in found.said):
         print(f"{given.forecasts} has no forecasts of an ExpertTransformer, so its rows are left out", flush=True)
     measurements = chosen(parser, plan(given.forecasts, history=history), given.only)
@@ -114,7 +123,46 @@ def main() -> None:
         parser.error(f"{given.forecasts}: {lacking}")
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device here; --replay needs none")
-    sys.exit(run_all(measurements, given.out, given.limit, lines))
+    keep(given.forecasts, given.out)
+    return run_all(measurements, given.out, given.limit, lines)
+
+
+def compare(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
+    """What was measured with what replay gives. The exit status: 1 where nothing could be."""
+    every = [given.out / f"{each.name}.json" for each in chosen(parser, plan(given.forecasts), given.only)]
+    if not (files := [file for file in every if file.is_file()]):
+        parser.error(f"nothing was measured in {given.out} yet: leave --replay out on a machine with a GPU")
+    forecasts_of(parser, given.forecasts)
+    if why := unwritable(given.out):
+        parser.error(
+            f"{given.out} cannot be written to ({why}), and replay adds to its figures: copy it first, "
+            f"with cp -r --no-preserve=mode {given.out} COPY, and name the copy"
+        )
+    compared = 0
+    for file in files:
+        lacking = too_little(file, given.forecasts)
+        print(f"{file.stem}: {lacking or ''}", flush=True)
+        if not lacking:
+            fill_in(given.forecasts, file)
+            compared += 1
+    return int(compared == 0)
+
+
+def forecasts_of(parser: argparse.ArgumentParser, file: Path) -> ForecastFile:
+    try:
+        return read_forecasts(file, EXPERTS)
+    except SteerpipeError as error:
+        parser.error(str(error))
+
+
+def keep(forecasts: Path, out: Path) -> None:
+    """In the folder of what is measured with them. SystemExit: what lies there was measured with others."""
+    make_folder(out)
+    own = out / FORECASTS
+    if not own.exists():
+        write_whole(own, forecasts.read_bytes())
+    elif digest(own) != digest(forecasts):
+        raise SystemExit(f"{out} has figures of other forecasts than {forecasts}: name another folder, or {own}")
 
 
 def missing_forecasts(found: ForecastFile, measurements: Sequence[Measurement]) -> str | None:

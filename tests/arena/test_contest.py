@@ -306,5 +306,7 @@ def test_styles_that_come_often_are_written_once_and_are_no_other_pictures() -> 
     assert f'<svg width="1"><style>.{name}{{fill: red}}</style>' in found and '<g style="fill: blue"/>' in found
     assert name not in slim(one.replace("red", "green"))
     assert slim("<svg><g/></svg>") == "<svg><g/></svg>\n"
+    idle = '<metadata>by whom</metadata><g id="a"><text transform="rotate(-0 1 2)"/></g><g id="b"/><use href="#b"/>'
+    assert slim(idle) == '<g><text/></g><g id="b"/><use href="#b"/>\n'
     fonts = "<text style=\"font: 7px 'DejaVu Sans', 'Vera', 'A Sans Serif', sans-serif; text-anchor: end\"/>"
     assert slim(fonts) == "<text style=\"font: 7px 'DejaVu Sans', sans-serif; text-anchor: end\"/>\n"

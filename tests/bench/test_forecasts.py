@@ -39,6 +39,18 @@ def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
     assert found.reuse.at(4, 1) is not None and float(found.reuse.at(4, 1)[0]) == 4.0 and found.reuse.at(4, 0) is None
 
 
+def test_a_recording_that_is_ended_while_it_writes_leaves_no_half_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.fsync", ended)
+    with pytest.raises(KeyboardInterrupt):
+        write_forecasts(tmp_path / "forecasts.safetensors", ForecastFile(recording(), {}, None))
+    assert not list(tmp_path.iterdir()), "make would take it for done"
+
+
 def test_forecasts_of_another_routing_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "forecasts.safetensors"
     ranked = torch.zeros(1, TOKENS + 1, LAYERS, NAMED, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""What a live run pays, put on the simulated machine of its rates term by term; and the share of replay's gain."""
+"""What a live run pays, put on the simulated machine of its rates term by term."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,12 +11,10 @@ from benchmarks.predict_rows import (
     Rates,
     Row,
     beside,
-    host_more,
     one_row,
     read_found,
     replayable,
     said_of,
-    shares,
     terms,
 )
 from steerpipe.arena.foresight import Foresight
@@ -104,78 +102,6 @@ def test_a_rate_is_that_of_the_quickest_round() -> None:
     assert (found.tap, *found.tap_more) == pytest.approx((4e-6, 0.0, -4e-6, -4e-6, -4e-6))
 
 
-def line(row: str, number: int, *steps_ms: float, share: float = 0.25, graph_ms: float = 5.0) -> dict[str, object]:
-    steps = [round(1e3 * each) for each in steps_ms]
-    live = {"live_ms": sum(steps_ms) / len(steps_ms), "steps_us": steps, "graph_ms": graph_ms}
-    return {"row": row, "share": share, "round": number} | live
-
-
-def test_a_gain_is_between_the_medians_of_tokens_and_one_step_that_was_held_up_does_not_count() -> None:
-    found = {
-        "lines": [
-            line("LFRU", 0, 8.0, 6.0), line("heads", 0, 7.5, 5.6), line("LFRU", 1, 8.2, 6.0),
-            line("heads", 1, 7.5, 25.6), line("LFRU again", 1, 8.0, 16.0), line("heads", 2, 7.7, 5.6),
-            line("wrong", 1, 8.0, 6.0), line("slow", 1, 9.0, 7.0),
-        ],
-        "replayed": [
-            {"row": "LFRU", "share": 0.25, "ms": {"rates": 8.0, "tap": 8.0}},
-            {"row": "heads", "share": 0.25, "ms": {"rates": 7.1, "tap": 7.5}},
-            {"row": "wrong", "share": 0.25, "ms": {"rates": 8.0, "tap": 8.01}},
-            {"row": "slow", "share": 0.25, "ms": {"rates": 8.0, "tap": 9.0}},
-        ],
-    }  # fmt: skip
-    heads, wrong, slow = shares(found)
-    assert heads["live_ms"] == pytest.approx(0.45)
-    assert heads["of_replay"] == {"rates": pytest.approx(0.5), "tap": pytest.approx(0.9)}
-    assert heads["rounds_ms"][0] == pytest.approx(0.45), "of round 0, against its own LFRU"
-    assert heads["rounds_ms"][1] == pytest.approx(9.55 - 16.55)
-    assert heads["rounds_ms"][2] == pytest.approx((7.0 + 7.1 + 12.0) / 3 - 6.65), "no LFRU in it: against all"
-    assert wrong["of_replay"] == slow["of_replay"] == {}
-
-
-def test_rounds_that_are_drawn_anew_say_how_far_a_share_may_lie_from_what_was_measured() -> None:
-    def drawn(heads_ms: list[float], drift_ms: float = 0.0) -> tuple[float, list[float]]:
-        lines = [
-            line(row, number, ms + drift_ms * number)
-            for number, heads in enumerate(heads_ms)
-            for row, ms in (("LFRU", 8.0), ("LFRU again", 8.0), ("heads", heads))
-        ]
-        replayed = [{"row": row, "share": 0.25, "ms": {"tap": ms}} for row, ms in (("LFRU", 8.0), ("heads", 7.5))]
-        (found,) = shares({"lines": lines, "replayed": replayed})
-        return found["of_replay"]["tap"], found["rounds_of_replay"]
-
-    noisy = [7.4, 7.5, 7.6, 7.7, 7.9]
-    whole, (low, high) = drawn(noisy)
-    assert whole == pytest.approx(0.8) and 0.1 < low < 0.6 and 1.0 <= high < 1.3
-    assert drawn([7.6] * 5, drift_ms=0.3)[1] == pytest.approx([0.8, 0.8]), "rows of one round stay together"
-    assert drawn(noisy[:4])[1] == [], "four rounds say nothing of it"
-
-
-def test_by_the_devices_clock_nobody_is_charged_for_the_host() -> None:
-    heads = "LFRU + heads, 1 ahead"
-    rows = {"LFRU": (8.0, 7.5), heads: (7.9, 7.1), "Belady": (6.0, 5.5)}  # ms of replay, and of the device
-    found = {
-        "rates": {"host": 1e-4},
-        "lines": [line(row, 0, 8.0, graph_ms=graph) for row, (_, graph) in rows.items()],
-        "replayed": [{"row": row, "share": 0.25, "ms": {"tap": ms}} for row, (ms, _) in rows.items()],
-    }
-    predicted, evicted = shares(found)
-    assert predicted["device_of_replay"] == pytest.approx(0.4 / (0.1 + 0.1))
-    assert evicted["device_of_replay"] == pytest.approx(1.0), "who names nobody costs the host nothing more"
-    assert host_more(found) == pytest.approx(0.9 - 0.5)
-    assert predicted["steady_of_replay"] == pytest.approx((0.4 - 0.4) / 0.1)
-    assert evicted["steady_of_replay"] == evicted["device_of_replay"]
-
-
-def test_a_predictor_that_rests_says_nothing_of_what_predicting_costs_the_host() -> None:
-    heads, plain = (line(row, 0, 8.0, graph_ms=7.0) for row in ("LFRU + heads, 1 ahead", "LFRU"))
-    assert host_more({"lines": [plain, heads | {"graph_ms": 6.5}, heads | {"throttled": 1.0}]}) == pytest.approx(0.5)
-    assert host_more({"lines": [plain, heads | {"throttled": 1.0}]}) == 0.0
-    served = heads | {"row": "LFRU + heads, 1 and 2 ahead, served", "graph_ms": 6.7}
-    assert host_more({"driver": "direct", "lines": [plain, served]}) == 0.0
-    assert host_more({"driver": "served", "lines": [plain, served]}) == pytest.approx(0.3)
-
-
 def test_who_predicts_pays_for_a_longer_host_and_who_does_not_pays_nothing() -> None:
     rates = replace(RATES, host=1e-4)
     plain, spoken = (dict(terms(0.25, RECORDING, rates, FOUND, predicts=each)) for each in (False, True))
@@ -188,19 +114,6 @@ def test_who_looks_at_history_pays_what_questions_cost_and_speaks_when_they_are_
     cost = asdict(replace(RATES, tap=5e-6, tap_more=(1e-6, 2e-6), host=3e-5))
     rates = beside(RATES, FOUND | {"beside": cost, "beside_delay": 57e-6})
     assert rates == replace(RATES, tap=5e-6, tap_more=(1e-6, 2e-6), host=3e-5, delay=57e-6)
-
-
-def test_what_a_history_s_host_costs_is_its_own() -> None:
-    plain, heads, history = "LFRU", "LFRU + heads, 1 ahead", "LFRU + ExpertTransformer, 2 ahead"
-    lines = [line(plain, 0, 8.0, graph_ms=7.5), line(heads, 0, 7.7, graph_ms=7.1), line(history, 0, 7.9, graph_ms=7.2)]
-    found = {
-        "rates": {"host": 1e-4}, "beside": {"host": 2e-4}, "lines": lines,
-        "replayed": [{"row": row, "share": 0.25, "ms": {"tap": ms}} for row, ms in ((plain, 8.0), (history, 7.9))],
-    }  # fmt: skip
-    (own,) = shares(found)
-    assert own["of_replay"] == {} and own["live_ms"] == pytest.approx(0.1)  # below what is compared
-    assert (own["device_of_replay"], own["steady_of_replay"]) == pytest.approx((1.0, 1.0))
-    assert (host_more(found), host_more(found, history=True)) == pytest.approx((0.1, 0.2))
 
 
 def test_a_row_is_replayed_on_rates_of_its_driver_that_tell_what_it_costs() -> None:

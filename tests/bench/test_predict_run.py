@@ -1,32 +1,22 @@
-"""What `predict_run.py` runs, and what `in_processes.py` keeps of processes that end badly."""
+"""What `predict_run.py` runs, what it refuses, and which forecasts replay takes."""
 
+import errno
 import json
-import signal
+import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from benchmarks.in_processes import Measurement, chosen, parser_of, run, run_all
-from benchmarks.predict_rows import HISTORY_ROWS, ROWS, digest
-from benchmarks.predict_run import lines, main, missing_forecasts, plan, rows_of, too_little
+from benchmarks import predict_run
+from benchmarks.in_processes import Measurement, chosen, parser_of
+from benchmarks.predict_rows import FORECASTS, HISTORY_ROWS, ROWS, digest
+from benchmarks.predict_run import main, missing_forecasts, plan, rows_of, too_little
 from steerpipe.arena.foresight import ReuseForesight
 from steerpipe.bench.forecasts import ForecastFile, made_up, write_forecasts
 from steerpipe.transfer.recorded import draw_recording
 from steerpipe.transfer.synthetic import SyntheticRouting
-
-WRITES = """
-import json, sys, time
-file = sys.argv[sys.argv.index("--json") + 1]
-open(file, "w").write(json.dumps({"lines": [1, 2]}))
-print("begun")
-"""
-
-
-def script(folder: Path, then: str) -> tuple[str, ...]:
-    file = folder / f"{then[:5].strip()}.py"
-    file.write_text(WRITES + then)
-    return (str(file),)
 
 
 def test_every_row_is_measured_with_the_driver_that_has_it() -> None:
@@ -41,60 +31,7 @@ def test_every_row_is_measured_with_the_driver_that_has_it() -> None:
     assert driven["direct"] | driven["served"] == every - {"LFRU, served"}, "nobody predicts in that one"
     assert driven["direct"] & {row.name for row in ROWS if row.served} == set()
     assert driven["served"] & {row.name for row in ROWS if row.arithmetic == "history"} == set()
-
-
-def test_a_measurement_that_dies_or_hangs_costs_its_own_figures(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    measurements = [
-        Measurement("dies", script(tmp_path, "raise SystemExit('no device')"), 60),
-        Measurement("hangs", script(tmp_path, "time.sleep(600)"), 5),
-        Measurement("ends", script(tmp_path, "pass"), 60),
-    ]  # fmt: skip
-    out = tmp_path / "out"
-    assert run_all(measurements, out, 300, lines) == 1
-    done = json.loads((out / "summary.json").read_text())
-    assert [each["status"] for each in done] == [1, "stopped after 5 s", 0]
-    assert (out / "hangs.log").read_text() == "begun\n"
-    said = capsys.readouterr().out
-    assert said.count("2 runs of rows") == 3, "what was written before stays"
-    assert f"dies: status 1, {done[0]['seconds']} s; no device (see {out / 'dies.log'})" in said
-    assert run_all(measurements[2:], out, 300, lines) == 0
-    assert json.loads((out / "summary.json").read_text())[:2] == done[:2], "of the others it says what it said"
-
-
-def test_figures_of_an_older_run_are_not_those_of_one_that_dies_at_once(tmp_path: Path) -> None:
-    (tmp_path / "dies.json").write_text('{"lines": [1, 2, 3]}')
-    assert run_all([Measurement("dies", ("-c", "raise SystemExit(3)"), 60)], tmp_path, 300, lines) == 1
-    assert not (tmp_path / "dies.json").exists()
-
-
-def test_who_is_interrupted_leaves_no_process_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[subprocess.Popen[bytes]] = []
-    wait = subprocess.Popen.wait
-
-    def interrupted(process: "subprocess.Popen[bytes]", timeout: float | None = None) -> int:
-        if timeout is not None:
-            started.append(process)
-            raise KeyboardInterrupt
-        return wait(process)
-
-    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run(Measurement("hangs", script(tmp_path, "time.sleep(600)"), 600), tmp_path, 600)
-    assert started[0].returncode == -signal.SIGKILL
-
-
-def test_a_folder_that_cannot_be_made_is_said_to_be_none(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemExit, match="name another one"):
-        run_all([], tmp_path / "file", 60, lines)
-
-
-def test_what_there_is_no_time_for_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_all([Measurement("late", ("-c", "pass"), 60)], tmp_path, 1.0, lines) == 1
-    assert json.loads((tmp_path / "summary.json").read_text())[0]["status"] == "no time left"
-    assert "late: no time left" in capsys.readouterr().out
+    assert all(each.margin_seconds for each in plan(Path("forecasts"))), "each has time for its profile"
 
 
 def test_a_name_that_is_not_there_ends_the_program_and_says_which_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,17 +100,78 @@ def test_a_run_that_was_cut_off_says_what_it_lacks(tmp_path: Path) -> None:
     assert too_little(file, forecasts) == "no row was measured"
 
 
+def recorded(file: Path, *names: str) -> Path:
+    recording = draw_recording(SyntheticRouting(tokens=3, layers=2, experts=60, top_k=4))
+    said = dict.fromkeys(names, made_up("perfect", recording, 2))
+    write_forecasts(file, ForecastFile(recording, said, None))
+    return file
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Path:
+    """A folder with figures and the forecasts that they were measured with."""
+    own = recorded(tmp_path / "run" / FORECASTS)
+    found = {"rates": {"experts": 2e-5}, "lines": [{"row": "LFRU"}], "forecasts": digest(own)}
+    (own.parent / "int4.json").write_text(json.dumps(found))
+    return own.parent
+
+
+def status(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> object:
+    monkeypatch.setattr("sys.argv", ["predict_run.py", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
+
+
 def test_a_run_is_compared_with_replay_of_its_own_forecasts_alone(
+    measured: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[Path, Path]] = []
+    monkeypatch.setattr(predict_run, "fill_in", lambda *files: asked.append(files))
+    assert status(monkeypatch, measured, "--replay") == 0, "where none are named, its own"
+    assert asked == [(measured / FORECASTS, measured / "int4.json")]
+    others = recorded(measured.parent / "others.safetensors", "heads")
+    assert status(monkeypatch, measured, "--replay", "--forecasts", others) == 1, "nothing could be compared"
+    assert len(asked) == 1, "its figures stay as they are"
+    said = capsys.readouterr().out
+    assert f"other forecasts than {others}: those of its run are {FORECASTS} in the run's folder" in said
+
+
+def test_where_nothing_can_be_written_replay_says_so_before_it_begins(
+    measured: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read_only(**_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(predict_run, "fill_in", lambda *_: pytest.fail("it began"))
+    monkeypatch.setattr("tempfile.TemporaryFile", read_only)
+    assert status(monkeypatch, measured, "--replay") == 2
+    assert f"cp -r --no-preserve=mode {measured} COPY" in capsys.readouterr().err
+
+
+def test_a_run_keeps_its_forecasts_beside_its_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    forecasts, found = tmp_path / "forecasts.safetensors", {"rates": {"experts": 2e-5}, "lines": [{"row": "LFRU"}]}
-    recording = draw_recording(SyntheticRouting(tokens=3, layers=2, experts=60, top_k=4))
-    write_forecasts(forecasts, ForecastFile(recording, {}, None))
-    (tmp_path / "int4.json").write_text(measured := json.dumps(found | {"forecasts": digest(forecasts)}))
-    assert too_little(tmp_path / "int4.json", forecasts) is None
-    write_forecasts(forecasts, ForecastFile(recording, {"heads": made_up("perfect", recording, 2)}, None))
-    words = ["predict_run.py", str(tmp_path), "--forecasts", str(forecasts), "--replay"]
-    monkeypatch.setattr("sys.argv", words)
-    main()
-    assert "other forecasts" in capsys.readouterr().out
-    assert (tmp_path / "int4.json").read_text() == measured, "its figures stay as they are"
+    out, given = tmp_path / "run", recorded(tmp_path / "recorded.safetensors", "heads")
+    monkeypatch.setattr(predict_run, "missing_forecasts", lambda *_: None)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(predict_run, "run_all", lambda *_: 0)
+    assert status(monkeypatch, out, "--forecasts", given) == 0
+    assert (out / FORECASTS).read_bytes() == given.read_bytes() and len(list(out.iterdir())) == 1
+    for same in ((), ("--forecasts", given), ("--forecasts", out / FORECASTS)):
+        assert status(monkeypatch, out, *same) == 0
+    others = recorded(tmp_path / "others.safetensors")
+    assert f"name another folder, or {out / FORECASTS}" in str(status(monkeypatch, out, "--forecasts", others))
+    assert (out / FORECASTS).read_bytes() == given.read_bytes()
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_make_records_no_forecasts_for_figures_that_have_theirs(measured: Path, tmp_path: Path) -> None:
+    def told(out: Path) -> str:
+        words = ["make", "--dry-run", "bench-predict", f"OUT={out}", "ARGS=--replay"]
+        root, environment = Path(__file__).parents[2], {"PATH": os.environ["PATH"]}
+        return subprocess.run(words, cwd=root, env=environment, capture_output=True, text=True, check=True).stdout
+
+    (own,) = told(measured).splitlines()
+    assert own.endswith(f"{measured} --forecasts {measured / FORECASTS} --replay")
+    assert told(tmp_path / "none").endswith("--forecasts build/forecasts.safetensors --replay\n")

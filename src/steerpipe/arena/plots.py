@@ -20,6 +20,7 @@ _FONTS = re.compile(r"('DejaVu Sans'), [^;\"]*sans-serif")  # the first of a lis
 _FRACTION = re.compile(r"(?<=[ \"(,LM])-?\d+\.\d{3,}")  # a hundredth of a point is not seen
 _PLACE = re.compile(r'(?<= )(?:d|x|y)="[^"]*"')  # of a line or a mark: nor is a tenth
 _STYLE = re.compile(r' style="([^"]*)"')
+_IDLE = re.compile(r'<metadata>.*?</metadata>|(?<=<g) id="([^"]*)"| transform="rotate\(-0 [^)]*\)"')  # draws nothing
 _COLOURS = [f"C{number}" for number in range(10) if number != 7]  # the seventh is grey, as bounds and control are
 
 
@@ -166,10 +167,12 @@ def _svg(figure: "Figure") -> str:
 
 
 def slim(svg: str) -> str:
-    """The same picture in fewer bytes: short numbers and names, one line, styles that come often written once."""
+    """The same picture in fewer bytes: short numbers and names, one line, styles that come often written once, nothing
+    that draws nothing."""
     rounded = _FRACTION.sub(lambda number: f"{float(number[0]):.2f}", svg)
     rounded = _PLACE.sub(lambda place: re.sub(r"\d+\.\d+", lambda at: f"{float(at[0]):.1f}", place[0]), rounded)
     line = " ".join(re.sub(r">\s+<", "><", _FONTS.sub(r"\1, sans-serif", rounded)).split())
+    line = _IDLE.sub(lambda found: found[0] if found[1] and f"#{found[1]}" in line else "", line)
     often = [style for style, count in Counter(_STYLE.findall(line)).items() if count > 2]
     own = f"p{zlib.crc32(line.encode()) & 0xFFFF:x}"  # pictures of one page do not share their classes
     for number, name in enumerate(dict.fromkeys(re.findall(r'id="([mp][0-9a-f]{10})"', line))):

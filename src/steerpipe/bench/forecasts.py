@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from steerpipe.arena.foresight import Foresight, ReuseForesight
 from steerpipe.core.errors import InputError
+from steerpipe.core.whole_file import write_whole
 from steerpipe.model.safetensors import read_header, read_tensor
 from steerpipe.store.policies import HALF_LIFE_TOKENS
 from steerpipe.transfer.forecasts import RecallPredictor
@@ -75,6 +76,7 @@ def made_up(name: str, recording: Recording, horizon: int, known: Sequence[str] 
 
 
 def write_forecasts(file: Path, found: ForecastFile) -> None:
+    """Whole or not at all; makes the folder."""
     tensors = {
         "routing": torch.from_numpy(found.recording.routing.astype(np.uint8)),
         "sequence": torch.from_numpy(found.recording.sequence.astype(np.int32)),
@@ -88,7 +90,7 @@ def write_forecasts(file: Path, found: ForecastFile) -> None:
         tensors["reuse.taps"] = torch.tensor(taps)
         tensors["reuse.scores"] = torch.from_numpy(np.array(scores, dtype=np.float16))
         tensors["reuse.half_life"] = torch.tensor([found.reuse.half_life_tokens])
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+    write_whole(file, save({name: tensor.contiguous() for name, tensor in tensors.items()}))
 
 
 def read_forecasts(file: Path, experts: int) -> ForecastFile:
