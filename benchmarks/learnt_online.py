@@ -88,7 +88,7 @@ def cost(folder: Path, prompt: str, rounds: int) -> list[float]:
 
 
 def remembered(cache: Path, prompt: str, rounds: int) -> dict[str, Any]:
-    """Milliseconds of a run's first tokens, with the verdict of an earlier one and without, over the same warm cache."""
+    """Milliseconds of a run's first tokens, with and without an earlier verdict, over the same warm cache."""
     settings = PLAIN | {"pace": PACE, "cache_dir": str(cache)}
     with Pipeline(**settings) as pipe:
         while pipe.prediction is not None and not pipe.prediction.verdicts:

@@ -17,10 +17,7 @@ def step(counts: RunningOpenings, tokens: list[int], seed: int, *, begin: bool =
     """One step of as many answers; where its layers were routed [L, V, k]."""
     draw = np.random.default_rng(seed)
     routed = np.stack([[draw.permutation(EXPERTS)[:TOP_K] for _ in tokens] for _ in range(LAYERS)])
-    rows, first = counts.meet(tokens), np.full(len(tokens), begin)
-    counts.begun(len(tokens) * begin)
-    for layer in range(LAYERS):
-        counts.add(rows, layer, routed[layer], first)
+    counts.add(tokens, routed, np.full(len(tokens), begin))
     return routed
 
 

@@ -12,6 +12,7 @@ import torch
 from steerpipe import Pipeline
 from steerpipe.core.events import Completion
 from steerpipe.core.ids import SequenceId
+from steerpipe.core.protocols import RouterProbe
 from steerpipe.model.checkpoint import open_checkpoint
 from steerpipe.model.moe import run_experts
 from steerpipe.predict.running_openings import LEAST_MET, RunningOpenings
@@ -160,14 +161,27 @@ def test_what_is_typed_is_in_no_file_of_what_was_learnt(pack: Path) -> None:
 
 
 def test_only_the_first_steps_of_an_answer_are_its_beginning() -> None:
-    learner = OpeningsLearner(RunningOpenings(2, 4), (0, 1))
-    token = torch.zeros(1, dtype=torch.int64)
-    for _ in range(learning.FIRST_TOKENS + 5):
-        assert learner.begin((SequenceId(1),), token, decode=True)
-    assert not learner.begin((SequenceId(1),), token, decode=False)
+    learner = OpeningsLearner(RunningOpenings(2, 4))
+
+    def step(answer: int, *, fails: bool = False) -> None:
+        if not learner.begin((SequenceId(answer),), torch.zeros(1, dtype=torch.int64), decode=True):
+            return
+        for layer in (5, 9):
+            chosen = torch.tensor([[1, 3]])
+            learner.routed(RouterProbe(layer, torch.zeros(1, 4), chosen, torch.ones(1, 2), None))
+            if fails:
+                return
+        learner.end()
+
+    for _ in range(learning.FIRST_TOKENS + 2 * EVERY):
+        step(1)
     assert learner.running.answer_tokens == learning.FIRST_TOKENS
-    learner.begin((SequenceId(2),), token, decode=True)
+    assert learner.running._met[0] == learning.FIRST_TOKENS + 2  # of the rest some steps count
+    step(2, fails=True)
+    step(2)
     assert learner.running.answer_tokens == learning.FIRST_TOKENS + 1
+    assert learner.running.answer.tolist() == [[0, learning.FIRST_TOKENS + 1] * 2] * 2
+    assert not learner.begin((SequenceId(1),), torch.zeros(1, dtype=torch.int64), decode=False)
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"\0" * 400])

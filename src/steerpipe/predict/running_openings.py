@@ -34,8 +34,22 @@ class RunningOpenings:
         self._met: NDArray[np.uint32] = np.zeros(self._room, np.uint32)
         self._uses: NDArray[np.uint16] = np.zeros((self._room, layers, experts), np.uint16)
 
-    def meet(self, tokens: Sequence[int]) -> NDArray[np.int64]:
-        """A step computes these, MOST_AT_ONCE at most: the row of each, for `add`. Who was met least makes room."""
+    def add(self, tokens: Sequence[int], routed: NDArray[np.integer], begin: NDArray[np.bool_]) -> None:
+        """A step has computed these, MOST_AT_ONCE at most: `routed` [L, V, k]; `begin` [V]: an answer's beginning."""
+        layers, count = self.answer.shape
+        rows = self._meet(tokens)
+        uses, layer = self._uses.reshape(-1), np.arange(layers)[:, None, None]
+        places = ((rows[:, None] * layers + layer) * count + routed).reshape(-1)
+        if uses[places].max(initial=0) == _FULL:
+            self._uses //= 2
+            self._met //= 2
+        np.add.at(uses, places, 1)
+        if begin.any():
+            np.add.at(self.answer.reshape(-1), (layer * count + routed[:, begin]).reshape(-1), 1.0)
+            self.answer_tokens += int(begin.sum())
+
+    def _meet(self, tokens: Sequence[int]) -> NDArray[np.int64]:
+        """The row of each. Who was met least makes room."""
         new = [token for token in dict.fromkeys(tokens) if token not in self._rows]
         if len(self._rows) + len(new) > self._room:
             self._forget()
@@ -44,21 +58,6 @@ class RunningOpenings:
         rows = np.array([self._rows[token] for token in tokens], dtype=np.int64)
         np.add.at(self._met, rows, 1)
         return rows
-
-    def add(self, rows: NDArray[np.int64], number: int, experts: NDArray[np.int64], begin: NDArray[np.bool_]) -> None:
-        """Layer `number` has routed those `rows` [V] to experts [V, k]; `begin` [V]: an answer's beginning."""
-        layers, count = self.answer.shape
-        uses, places = self._uses.reshape(-1), ((rows[:, None] * layers + number) * count + experts).reshape(-1)
-        if uses[places].max(initial=0) == _FULL:
-            self._uses //= 2
-            self._met //= 2
-        np.add.at(uses, places, 1)
-        if begin.any():
-            np.add.at(self.answer[number], experts[begin], 1.0)
-
-    def begun(self, tokens: int) -> None:
-        """So many of a step's tokens were among the first of their answers."""
-        self.answer_tokens += tokens
 
     def table(self) -> OpeningTable | None:
         """What a draft's forecast asks; None: no answer has begun yet."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from steerpipe.core.errors import SteerpipeError
@@ -33,8 +34,10 @@ from steerpipe.runtime.prediction import geometry_of
 
 MOST_VECTOR_BYTES = 64 << 20  # of sums; Qwen3-30B's take 50 MB
 LEAST_TOKENS = 256  # before vectors are used: from there on they are nearly what a long training gives
-ENOUGH_TOKENS = 1 << 16
-EVERY = 4  # steps of decoding of which one is learnt from: a tenth of a millisecond each at nano's shape
+ENOUGH_TOKENS = 1 << 13  # from there on vectors gain nothing more
+EVERY = (
+    8  # steps of decoding, of which one is learnt from: it takes 3 to 6 % longer where layers are as small as nano's
+)
 _ANSWERS = 1024  # whose beginning is remembered at once
 
 
@@ -53,7 +56,8 @@ class DefaultsLearner:
         number = self._number[layer]
         if number == 0:
             self._steps += decode
-            self._listens = (not decode or self._steps % EVERY == 0) and self.tokens < ENOUGH_TOKENS
+            due = not decode or self._steps % EVERY == 0
+            self._listens = due and self.tokens < ENOUGH_TOKENS
         if self._listens:
             self.running.add(number, experts, outputs)
             self.learnt = True
@@ -64,37 +68,39 @@ class DefaultsLearner:
 
 
 class OpeningsLearner:
-    """A ForwardTap that sees decoding alone: what anybody types is not counted."""
+    """A ForwardTap that sees how answers begin and some steps of the rest: what is typed counts nowhere."""
 
-    def __init__(self, running: RunningOpenings, moe_layers: Sequence[int]) -> None:
+    def __init__(self, running: RunningOpenings) -> None:
         self.running = running
-        self._number = {layer: number for number, layer in enumerate(moe_layers)}
-        self._steps: OrderedDict[SequenceId, int] = OrderedDict()  # of answers
-        self._rows = np.zeros(0, np.int64)
-        self._begin = np.zeros(0, np.bool_)
+        self._steps = 0
+        self._of_answer: OrderedDict[SequenceId, int] = OrderedDict()  # steps
+        self._tokens: list[int] = []
+        self._begin: list[bool] = []
+        self._routed: list[NDArray[np.int64]] = []  # by layer: [V, k]
         self.learnt = False
 
     def begin(self, sequences: tuple[SequenceId, ...], tokens: Tensor, *, decode: bool) -> bool:
         if not decode or len(sequences) > MOST_AT_ONCE:
             return False
+        known = self._of_answer
         for sequence in sequences:
-            self._steps[sequence] = self._steps.pop(sequence, 0) + 1
-        while len(self._steps) > _ANSWERS:
-            self._steps.popitem(last=False)
-        self._begin = np.array([self._steps[sequence] <= FIRST_TOKENS for sequence in sequences])
-        self._rows = self.running.meet(tokens.tolist())
-        self.running.begun(int(self._begin.sum()))
-        self.learnt = True
-        return True
+            known[sequence] = known.pop(sequence, 0) + 1
+        while len(known) > _ANSWERS:
+            known.popitem(last=False)
+        self._steps += 1
+        self._begin = [known[sequence] <= FIRST_TOKENS for sequence in sequences]
+        self._tokens, self._routed = tokens.tolist(), []
+        return any(self._begin) or self._steps % EVERY == 0
 
     def entering(self, layer: int, x: Tensor) -> None:
         pass
 
     def routed(self, probe: RouterProbe) -> None:
-        self.running.add(self._rows, self._number[probe.layer], probe.experts.numpy(), self._begin)
+        self._routed.append(probe.experts.numpy())
 
     def end(self) -> None:
-        pass
+        self.running.add(self._tokens, np.stack(self._routed), np.array(self._begin))
+        self.learnt = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +154,7 @@ def open_learning(profile: Path, source: str, folder: Path, spec: ModelSpec, wei
     openings, table = None, None
     if find_openings(folder) is None:
         counts = RunningOpenings.load(openings_file(profile), source, geometry.layers, geometry.experts)
-        openings, table = OpeningsLearner(counts, spec.moe_layers), counts.table()
+        openings, table = OpeningsLearner(counts), counts.table()
     return Learning(defaults, openings, known, table, profile, source, routers, mark)
 
 
