@@ -16,7 +16,8 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 Model = Annotated[str | None, typer.Argument(help="checkpoint folder, pack, or hub name (owner/model)")]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout and nothing else")]
 Predict = Annotated[
-    str | None, typer.Option(help="move experts before they are needed, by whoever is measured to pay: auto or off")
+    str | None,
+    typer.Option(help="move experts before they are needed: auto (by whom it pays), on, or off"),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
 

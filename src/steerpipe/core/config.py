@@ -23,7 +23,7 @@ from steerpipe.core.units import parse_bytes
 Dtype = Literal["auto", "float32", "bfloat16"]
 Device = Literal["auto", "cpu", "cuda"]
 Policy = Literal["auto", "lru", "lfru", "reuse"]
-Predict = Literal["auto", "off"]
+Predict = Literal["auto", "on", "off"]
 
 SHARED = "shared"  # kv_memory: no memory of its own
 PREFIX = "STEERPIPE_"
@@ -59,7 +59,7 @@ class EngineConfig:
     quality_profile: str | None = None  # what `steerpipe calibrate` wrote; None: the one beside the model
     # So many first tokens of an answer do not wait for experts, which come meanwhile: "4", or "auto". Changes text.
     cover: str | None = None
-    predict: Predict = "auto"  # move experts before they are needed, where that is measured to pay; "off": never
+    predict: Predict = "auto"  # move experts before they are needed: where that is measured to pay, always, or never
     profile: bool = True  # what one run learnt about the experts warms the next
     cache_dir: str | None = None  # where checkpoints are kept as packs; None: steerpipe/ in the user's cache
 
@@ -141,7 +141,7 @@ _RULES: dict[str, _Rule] = {
     "quality": _Rule(f"one of {', '.join((*Dial, *MissPolicy))}, or the path of a plan (.json)", _is_quality),
     "quality_profile": _Rule("the path of a file", lambda value: isinstance(value, str) and bool(value.strip())),
     "cover": _Rule(f'"auto", or a number of tokens as text, "1" to "{MOST_TOKENS}"', is_cover),
-    "predict": _one_of("auto", "off"),
+    "predict": _one_of("auto", "on", "off"),
     "profile": _Rule("true or false", lambda value: isinstance(value, bool), _truth),
     "cache_dir": _Rule("the path of a folder", lambda value: isinstance(value, str) and bool(value.strip())),
 }

@@ -41,7 +41,7 @@ WAYS: Final = (
     Way("on demand", {"fast_memory": "0.3%", "policy": "lru", "predict": "off"}),
     Way("LRU", {"fast_memory": "25%", "policy": "lru", "predict": "off"}),
     Way("LFRU", {"fast_memory": "25%", "policy": "lfru", "predict": "off"}),
-    Way("predicted", {"fast_memory": "25%", "policy": "auto", "predict": "auto"}),
+    Way("predicted", {"fast_memory": "25%", "policy": "auto", "predict": "on"}),
 )
 
 

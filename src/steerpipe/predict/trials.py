@@ -6,6 +6,7 @@ while, each time later as long as it ends the same way. So a predictor that does
 then nothing.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -55,6 +56,11 @@ class Watch:
     seconds: float = 0.0
     waited: float = 0.0
 
+    @property
+    def possible(self) -> float:
+        """Seconds per token that perfect forecasts would save."""
+        return min(self.waited, self.seconds - self.waited) / self.tokens if self.tokens else 0.0
+
     def observe(self, seconds: float, waited: float) -> bool:
         """One token took so long, of which it stood still for `waited`. True: enough was seen."""
         self.tokens += 1
@@ -64,8 +70,12 @@ class Watch:
 
     def promises(self, cost_seconds: float) -> bool:
         """Whether a predictor that takes so long per token could pay: if not, it is not even tried."""
-        possible = min(self.waited, self.seconds - self.waited) / self.tokens
-        return possible * USUAL_RECALL > cost_seconds + MARGIN * self.seconds / self.tokens
+        return self.possible * USUAL_RECALL > cost_seconds + MARGIN * self.seconds / self.tokens
+
+
+def settled(names: Sequence[str]) -> "Trials":
+    """Somebody has asked for the first of `names`: it runs, and nothing is ever tried."""
+    return Trials(["none", *names], first_rest_tokens=sys.maxsize, chosen=1)
 
 
 class Trials:
@@ -112,6 +122,11 @@ class Trials:
             self._turns[self.way][-1] += seconds
         self._token += 1
         return None if self.left else self._settle()
+
+    @property
+    def tried(self) -> int:
+        """Tokens of the trial that is on."""
+        return 0 if self._chosen is not None else self._token
 
     @property
     def left(self) -> int:

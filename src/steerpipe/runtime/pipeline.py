@@ -166,10 +166,9 @@ class Pipeline:
         if blocks.ladder is None or self.budget.resident:
             return self._join(decoder, blocks, pool, config, sink)
         attach_reuse(decoder, blocks.ladder.policy, forecast)
-        moves = config.predict == "auto"
         self.prediction, predicting = predict_on_gpu(
-            decoder, blocks.source, weights, self.folder, self._pack, moves=moves, exact=self.quality is None,
-            past=None if self._profile is None else self._profile.verdict,
+            decoder, blocks.source, weights, self.folder, self._pack, predict=config.predict,
+            exact=self.quality is None, past=None if self._profile is None else self._profile.verdict,
         )  # fmt: skip
         if isinstance(policy, ListeningReuse):
             self.prediction.eviction = policy.line
@@ -191,10 +190,9 @@ class Pipeline:
         """Who looks on while a ladder's model computes; nobody where every expert is resident."""
         if not isinstance(source, LadderSource):
             return None
-        moves = config.predict == "auto"
         digest = self._pack.manifest.source
         self.prediction = predict_on_ladder(
-            self.spec, weights, self.folder, source, forecast, moves=moves, digest=digest,
+            self.spec, weights, self.folder, source, forecast, predict=config.predict, digest=digest,
             learnt=None if learning is None else learning.vectors,
             past=None if self._profile is None else self._profile.verdict,
         )  # fmt: skip

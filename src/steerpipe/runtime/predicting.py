@@ -51,7 +51,7 @@ class Choice:
     ) -> None:  # fmt: skip
         """`trials`: of nobody and of the speakers, in this order. `past`: how they ended in an earlier run."""
         names = ("none", *(each.name for each in speakers))
-        self.past = past if past is not None and past.names == names else None
+        self.past = past if trials is None and past is not None and past.names == names else None
         chosen = None if self.past is None else self.past.chosen
         self.trials = trials or Trials(names, first_rest_tokens=FIRST_REST_TOKENS, chosen=chosen)
         self._speakers = tuple(speakers)
@@ -97,6 +97,8 @@ class Choice:
             return "prediction: switched off"
         if not self._steps:
             return "prediction: none yet; on a GPU it is for answers decoded one at a time (serve --max-batch 1)"
+        if not self.trials.trying:
+            return f"prediction by {self._speakers[0].name}: on, as asked for"
         names = " and ".join(each.name for each in self._speakers)
         return f"prediction: {names}, tried for {self._steps} of {self._steps + self.trials.left} tokens"
 

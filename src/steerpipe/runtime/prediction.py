@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
+from steerpipe.core.config import Predict
 from steerpipe.core.errors import ConfigError, InputError
 from steerpipe.core.protocols import ForwardTap
 from steerpipe.model.spec import ModelSpec
@@ -22,7 +23,7 @@ from steerpipe.predict.routers import Routers, routers_of_weights
 from steerpipe.predict.scorecard import Score, Scorecard
 from steerpipe.predict.shipped import for_model
 from steerpipe.predict.stored import StoredPredictor
-from steerpipe.predict.trials import Verdict
+from steerpipe.predict.trials import Verdict, settled
 from steerpipe.runtime.reuse_tap import ReuseTap
 from steerpipe.runtime.steering import Steering
 from steerpipe.store.policies import Reuse
@@ -183,20 +184,22 @@ def score_json(total: Score, layers: Sequence[Score]) -> dict[str, Any]:
 
 def predict_on_ladder(
     spec: ModelSpec, weights: ModelWeights, folder: Path, source: LadderSource, forecast: ReuseForecast | None, *,
-    moves: bool, digest: str | None = None, learnt: DefaultVectors | None = None, past: Verdict | None = None,
+    predict: Predict, digest: str | None = None, learnt: DefaultVectors | None = None, past: Verdict | None = None,
 ) -> Prediction:  # fmt: skip
-    """`moves`: experts are moved before they are needed, where that pays; without, only eviction is forecast. `past`:
-    how it ended in an earlier run with the same settings.
+    """`predict` off: only eviction is forecast; on: by the most promising predictor, untried. `past`: how trials ended
+    in an earlier run with the same settings.
     """
     made = Prediction(fmean(source.pack.layout(expert.layer).block_bytes for expert in source.experts))
     geometry = geometry_of(spec)
     if forecast is not None and isinstance(source.policy, Reuse):
         made.taps.append(ReuseTap(forecast, spec.moe_layers, source.policy, lambda: source.tokens))
-    if moves and geometry is not None:
+    if predict != "off" and geometry is not None:
+        predictors = predictors_for(spec, weights, folder, digest, learnt)
+        trials = settled([each.name for each in predictors]) if predict == "on" else None
         steering = Steering(
-            predictors_for(spec, weights, folder, digest, learnt), geometry, spec.moe_layers, source,
-            most_guesses=default_transient_limit(source.slots), report=made.verdicts.append, past=past,
+            predictors, geometry, spec.moe_layers, source, most_guesses=default_transient_limit(source.slots),
+            trials=trials, report=made.verdicts.append, past=past,
         )  # fmt: skip
-        made.steering, made.past = steering, steering.past
+        made.steering, made.past, made.standing = steering, steering.past, steering.standing
         made.taps.append(steering)
     return made

@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from steerpipe.core.blocks import BlockSource
+from steerpipe.core.config import Predict
 from steerpipe.kernels.history import TransformerKernels
 from steerpipe.model.gpu.apart import ApartForecaster, Network
 from steerpipe.model.gpu.decoder import GpuDecoder
@@ -36,7 +37,7 @@ from steerpipe.predict.sight import Decision
 from steerpipe.predict.stored import StoredPredictor
 from steerpipe.predict.trajectory import Trajectory
 from steerpipe.predict.trajectory_networks import ExpertTransformer
-from steerpipe.predict.trials import Verdict
+from steerpipe.predict.trials import Verdict, settled
 from steerpipe.predict.window import Window
 from steerpipe.runtime.predicting import Choice, PredictingDecoder, Speaker
 from steerpipe.runtime.prediction import Prediction, geometry_of, mark_of, predictors_for
@@ -49,15 +50,15 @@ assert LayerCounts._fields == tuple(each.name for each in fields(Score)), "both 
 
 def predict_on_gpu(
     decoder: GpuDecoder, source: BlockSource, weights: ModelWeights, folder: Path, pack: Pack, *,
-    moves: bool = True, exact: bool = True, past: Verdict | None = None,
+    predict: Predict = "auto", exact: bool = True, past: Verdict | None = None,
 ) -> tuple[Prediction, PredictingDecoder | None]:  # fmt: skip
     """Who predicts in this model's steps of one row; None: nobody does, and the line says why if it was wanted
-    (`moves`). `past`: how it ended in an earlier run with the same settings. InputError: the predictors that lie beside
-    the model are of another one."""
+    (`predict`: see EngineConfig). `past`: how trials ended in an earlier run with the same settings. InputError: the
+    predictors that lie beside the model are of another one."""
     spec, digest = decoder.spec, pack.manifest.source
     sizes = [pack.layout(layer).block_bytes for layer in spec.moe_layers for _ in range(spec.moe(layer).experts)]
     made = Prediction(fmean(sizes))
-    if not moves:
+    if predict == "off":
         return made, None
     if why := _why_not(source, spec, exact=exact):
         made.standing = lambda: f"prediction: none, {why}"
@@ -75,7 +76,8 @@ def predict_on_gpu(
         made.standing = lambda: "prediction: none, for the model's predictors look at what graphs on a GPU do not show"
         return made, None
     scores = GpuScores(decoder, speakers)
-    choice = Choice(speakers, scores, made.verdicts.append, past=past)
+    trials = settled([each.name for each in speakers]) if predict == "on" else None
+    choice = Choice(speakers, scores, made.verdicts.append, trials, past)
     made.steering, made.standing, made.past = choice, choice.standing, choice.past
     return made, PredictingDecoder(decoder, choice)
 

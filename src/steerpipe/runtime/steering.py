@@ -22,7 +22,7 @@ from steerpipe.predict.protocol import RoutingPredictor
 from steerpipe.predict.records import Geometry
 from steerpipe.predict.scorecard import Scorecard
 from steerpipe.predict.sight import Decision
-from steerpipe.predict.trials import FIRST_REST_TOKENS, LONGEST_REST_TOKENS, Trials, Verdict, Watch
+from steerpipe.predict.trials import FIRST_REST_TOKENS, LONGEST_REST_TOKENS, WATCH_TOKENS, Trials, Verdict, Watch
 from steerpipe.transfer.plan import Plan, PlanLimits, plan
 
 LEAST_PROBABILITY = 0.2
@@ -62,6 +62,7 @@ class Steering:
         self._tried = self._predictors  # those whom the trials name, in their order
         self._watch = Watch()
         self._rest = 0  # tokens until the next watch
+        self._declined: str | None = None  # why nobody was tried after the last one
         self._next_rest = FIRST_REST_TOKENS
         self.past = past if trials is None and self._begin_as(past) else None
         self._report = report
@@ -96,6 +97,16 @@ class Steering:
     @property
     def on(self) -> bool:
         return self._on
+
+    def standing(self) -> str:
+        """What there is to say while no trial has ended."""
+        if self._trials is None:
+            watched = f"watched for {self._watch.tokens} of {WATCH_TOKENS} tokens"
+            return self._declined or f"prediction: none yet, {watched}"
+        if not self._trials.trying:
+            return f"prediction by {self._tried[0].name}: on, as asked for"
+        names = " and ".join(each.name for each in self._tried)
+        return f"prediction: {names}, tried for {self._trials.tried} of {self._trials.tried + self._trials.left} tokens"
 
     def switch(self, on: bool) -> None:
         """Between steps. Off: nothing is predicted or moved ahead; guesses on their way are cut."""
@@ -144,9 +155,16 @@ class Steering:
         if self._rest:
             self._rest -= 1
         elif self._watch.observe(seconds, waited):
-            self._tried = tuple(each for each in self._predictors if self._watch.promises(self._cost(each)))
+            costs = [self._cost(each) for each in self._predictors]
+            pays = [self._watch.promises(cost) for cost in costs]
+            self._tried = tuple(each for each, could in zip(self._predictors, pays, strict=True) if could)
             if self._tried:
                 self._trials = Trials(["none", *(each.name for each in self._tried)])
+            else:
+                self._declined = (
+                    f"prediction is off: it would take {min(costs) * 1e3:.2f} ms per token or more and save "
+                    f"{self._watch.possible * 1e3:.2f} at most"
+                )
             self._rest, self._watch = self._next_rest, Watch()
             self._next_rest = min(2 * self._next_rest, LONGEST_REST_TOKENS)
 
