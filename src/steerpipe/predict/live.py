@@ -59,6 +59,10 @@ class Memory:
     def now(self) -> StepMemory:
         return self._steps[0]
 
+    def at(self, count: int) -> StepMemory | None:
+        """The step so many steps ago."""
+        return self._steps[count] if count < len(self._steps) else None
+
     def back(self, count: int) -> tuple[StepMemory, Tensor, Tensor]:
         """(step, its row for each row of now, whether it has that sequence) so many steps ago."""
         now = self._steps[0]

@@ -60,8 +60,9 @@ class Scorecard:
         now. `named`: the predictor's most likely ones, as many as were routed.
         """
         counts = self._counts.setdefault(name, np.zeros((self._layers, len(fields(Score))), dtype=np.int64))
-        right = np.isin(routed, named, assume_unique=True)
-        missing = absent[routed]
+        foretold = np.zeros_like(absent)
+        foretold[named] = True
+        right, missing = foretold[routed], absent[routed]
         used = sent[routed]
         counts[layer] += (
             1, len(routed), right.sum(), missing.sum(), (missing & right).sum(),

@@ -17,11 +17,11 @@ from torch import Tensor
 from steerpipe.core.events import Forecast
 from steerpipe.core.ids import SequenceId
 from steerpipe.core.protocols import RouterProbe
-from steerpipe.predict.live import LiveSight, Memory
+from steerpipe.predict.live import Memory
 from steerpipe.predict.protocol import RoutingPredictor
+from steerpipe.predict.quick import quick_of
 from steerpipe.predict.records import Geometry
 from steerpipe.predict.scorecard import Scorecard
-from steerpipe.predict.sight import Decision
 from steerpipe.predict.trials import FIRST_REST_TOKENS, LONGEST_REST_TOKENS, WATCH_TOKENS, Trials, Verdict, Watch
 from steerpipe.transfer.plan import Plan, PlanLimits, plan
 
@@ -58,6 +58,7 @@ class Steering:
         """
         self.scorecard = Scorecard(geometry.layers)
         self._predictors = tuple(predictors)
+        self._quick = {each.name: quick_of(each) for each in predictors}
         self._trials = trials
         self._tried = self._predictors  # those whom the trials name, in their order
         self._watch = Watch()
@@ -171,11 +172,11 @@ class Steering:
     def _cost(self, predictor: RoutingPredictor) -> float:
         """Seconds that a predictor takes per token, as measured now, on the token that has just run."""
         layers, horizons = len(self._layers), [each for each in predictor.horizons if each]
-        best = math.inf
+        quick, best = self._quick[predictor.name], math.inf
         for _ in range(COST_SAMPLES):
             begin = time.perf_counter()
             for horizon in horizons:
-                predictor.probabilities(LiveSight(self._memory, Decision(layers - 1, horizon)))
+                quick.probabilities(self._memory, layers - 1 - horizon, horizon)
             best = min(best, time.perf_counter() - begin)
         return best * layers
 
@@ -193,9 +194,8 @@ class Steering:
             if horizon < 1:
                 continue
             target = (number + horizon) % len(self._layers)
-            sight = LiveSight(self._memory, Decision(target, horizon))
-            likely = predictor.probabilities(sight)  # [R, E]
-            any_row = (1 - (1 - likely).prod(dim=0)).numpy() if len(likely) > 1 else likely[0].numpy()
+            likely = self._quick[predictor.name].probabilities(self._memory, number, horizon)  # [R, E]
+            any_row = 1 - (1 - likely).prod(axis=0) if len(likely) > 1 else likely[0]
             forecasts.append(Forecast(self._layers[target], any_row, now + horizon * self._layer_seconds))
             ready.append(self._source.ready(self._layers[target]))
         limits = PlanLimits(self._source.block_seconds, self._most, LEAST_PROBABILITY)
@@ -215,7 +215,7 @@ class Steering:
         said = self._said.pop(number, None)
         if said is None:
             return
-        routed = np.unique(experts.numpy())
+        routed = np.unique(experts.numpy()) if len(experts) > 1 else experts[0].numpy()  # a row's are all different
         named = np.argsort(-said.probability, kind="stable")[: len(routed)]
         ready = self._source.ready(self._layers[number])
         self.scorecard.settle(

@@ -118,6 +118,10 @@ class SlotTable:
         held = self._held
         return [expert for expert in experts if (each := held.get(expert)) is not None and each.ready]
 
+    def which_ready(self, experts: Iterable[ExpertId]) -> NDArray[np.bool_]:
+        """Whether each of `experts` is READY."""
+        return np.array([held is not None and held.ready for held in map(self._held.get, experts)], dtype=np.bool_)
+
     def resident(self) -> list[ExpertId]:
         """Every READY expert, ascending by number: the warm set of a profile."""
         return [expert for expert in self._experts if self.state(expert) is Residency.READY]

@@ -97,6 +97,7 @@ class LadderSource:
         if shape is not None and isinstance(table, PagedTable):
             self.lender = PageLender(self._ladder, table, self._arena, shape)
         self._of_layer = {layer: [e for e in addresses if e.layer == layer] for layer in pack.spec.moe_layers}
+        self._by_index = {layer: sorted(own) for layer, own in self._of_layer.items()}
         self._stream = LayerStream(self._ladder, self._of_layer)
         self._fetcher = Fetcher(pack, link, self._ladder)
         self._first_layer = pack.spec.moe_layers[0]
@@ -159,8 +160,7 @@ class LadderSource:
     def ready(self, layer: int) -> NDArray[np.bool_]:
         """Which experts of `layer` are in a slot, ready."""
         with self._ladder.lock:
-            there = {expert.expert for expert in self._ladder.table.ready(self._of_layer[layer])}
-        return np.array([index in there for index in range(len(self._of_layer[layer]))])
+            return self._ladder.table.which_ready(self._by_index[layer])
 
     def nearby(self) -> RamExperts:
         """Experts that can be computed where they lie. ConfigError: nothing lies in RAM."""
