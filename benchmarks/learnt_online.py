@@ -110,7 +110,7 @@ def remembered(cache: Path, prompt: str, rounds: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--runs", default="4,12,32", help="answers of each run")
+    parser.add_argument("--runs", default="1,2,8,32", help="answers of each run")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     trace, routers = tested()
@@ -131,6 +131,7 @@ def main() -> None:
             kept = files.load(vectors_file(folder / "profile.json"), routers)
             assert isinstance(kept, RouterLookahead) and kept.defaults is not None, "vectors were learnt"
             line = {"tokens": tokens} | recalls(trace, routers, RunningDefaults.of(kept.defaults).drawn())
+            line["undrawn"] = recalls(trace, routers, kept.defaults)
             found.setdefault("learnt", []).append(line)
             print(json.dumps(line), flush=True)
         found["cost"] = cost(folder, prompts[0], options.rounds)

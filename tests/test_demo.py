@@ -55,6 +55,15 @@ def test_every_way_gives_the_same_bits_and_only_the_link_makes_stalls() -> None:
     assert demand["paced"]["stall_ms"] > predicted["paced"]["stall_ms"]
 
 
+def test_the_predicted_way_predicts_however_short_the_answer_is() -> None:
+    (predicted,) = (way for way in ways.WAYS if way.name == "predicted")
+    with ways._open(**predicted.settings, pace="40MB") as pipe:
+        pipe.generate(ways.PROMPT, **ways._options(4))
+        assert pipe.prediction is not None and (said := pipe.prediction.as_json()) is not None
+    assert said["predictor"] == "trained heads" and said["verdict"] == "prediction by trained heads: on, as asked for"
+    assert said["scores"]["trained heads"]["sent"] > 0
+
+
 def test_the_pace_is_that_of_qwen_over_pcie_4() -> None:
     """A block of 17.3 MB at 25 GB/s takes 0.692 ms, a layer computes 0.1 ms."""
     assert pytest.approx(6.92, abs=0.01) == ways.LAYERS_PER_BLOCK

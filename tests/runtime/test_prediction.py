@@ -53,6 +53,34 @@ def test_prediction_and_reuse_change_no_token() -> None:
     assert answer(fast_memory="12.5%", predict="off", policy="lru") == exact
 
 
+def test_prediction_that_is_asked_for_is_not_tried_first() -> None:
+    exact = answer(fast_memory="100%")
+    with Pipeline(fast_memory="12.5%", predict="on", dtype="float32", threads=1, profile=False) as pipe:
+        assert pipe.prediction is not None and pipe.prediction.steering is not None
+        assert pipe.prediction.steering.predictor is not None
+        assert pipe.prediction.steering.predictor.name == "trained heads"
+        got = pipe.generate(QUESTION, temperature=0.0, max_tokens=24, ignore_eos=True).token_ids
+        assert got == exact and pipe.prediction.steering.scorecard.total("trained heads").sent > 0
+        assert pipe.prediction.line() == "prediction by trained heads: on, as asked for"
+        assert not pipe.prediction.verdicts and pipe.prediction.verdict is None
+
+
+def test_while_no_trial_has_ended_a_line_says_how_far_it_is(model: Path) -> None:
+    with Pipeline(model, fast_memory="25%", dtype="float32", threads=1, profile=False) as pipe:
+        assert pipe.prediction is not None
+        pipe.generate("abc", max_tokens=6, ignore_eos=True)
+        assert pipe.prediction.line() == "prediction: none yet, watched for 5 of 16 tokens"
+        steering = pipe.prediction.steering
+        steering._cost = lambda _: 1.0  # type: ignore[union-attr]  # a second per token
+        pipe.generate("abc", max_tokens=20, ignore_eos=True)
+        said = pipe.prediction.line()
+        assert said is not None and said.startswith("prediction is off: it would take 1000.00 ms per token or more")
+        steering._cost = lambda _: -1.0  # type: ignore[union-attr]
+        steering._rest = 0  # type: ignore[union-attr]
+        pipe.generate("abc", max_tokens=22, ignore_eos=True)
+        assert pipe.prediction.line() == "prediction: lookahead, tried for 5 of 64 tokens"
+
+
 def test_prediction_can_be_switched_off() -> None:
     with Pipeline(fast_memory="25%", predict="off", policy="lfru", profile=False) as pipe:
         assert isinstance(pipe.experts, LadderSource) and type(pipe.experts.policy) is Lfru
