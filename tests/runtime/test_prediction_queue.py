@@ -92,7 +92,7 @@ def test_it_begins_as_an_earlier_run_ended(chosen: int, speaks: bool) -> None:
     rows = Rows([[0.9, 0.0, 0.0, 0.0]])
     steering = Steering([rows], Geometry(3, EXPERTS, 1, 2), DECODER_LAYERS, source, most_guesses=8, past=past)
     assert steering.past is past and (steering.predictor is rows) == speaks
-    for _ in range(WATCH_TOKENS + 1):  # nothing is watched or tried for a while
+    for _ in range(WATCH_TOKENS - 1):  # nothing is watched or tried for a while
         assert step(steering, 1)
         steering.end()
     assert (steering.predictor is rows) == speaks and not steering._watch.tokens
