@@ -88,6 +88,9 @@ def test_a_mistake_is_named_with_its_place_and_its_fix(
 def test_a_weaker_source_is_checked_even_when_a_stronger_one_hides_it() -> None:
     with pytest.raises(ConfigError, match="STEERPIPE_THREADS"):
         load_config({"threads": 1}, {"STEERPIPE_THREADS": "many"})
+    for name in ("THREADS", "PACE"):
+        with pytest.raises(ConfigError, match=f"STEERPIPE_{name} is '999"):
+            load_config({}, {f"STEERPIPE_{name}": "9" * 5000})
 
 
 def test_a_missing_file_and_a_binary_one_are_named(tmp_path: Path) -> None:

@@ -30,7 +30,9 @@ def test_people_write_bytes_in_many_ways(text: str, count: int) -> None:
     assert parse_bytes(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1MiB", "1.GiB", "1e3", "12 parsecs", "1 2 MiB", "0x10", "½GiB"])
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "-1MiB", "1.GiB", "1e3", "12 parsecs", "1 2 MiB", "0x10", "½GiB", "9" * 400, "9" * 300 + "TB"]
+)
 def test_anything_else_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_bytes(text)

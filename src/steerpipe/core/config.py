@@ -95,7 +95,7 @@ def _count(unit: int = 1, most: int | None = None) -> _Rule:
 
     expected = "an integer, 1 or more" if unit == 1 else f"a positive multiple of {unit}"
     expected = f"an integer from 1 to {most}" if most else expected
-    return _Rule(expected, holds, lambda text: int(text) if re.fullmatch(r"\d+", text) else text)
+    return _Rule(expected, holds, lambda text: int(text) if re.fullmatch(r"\d{1,18}", text) else text)
 
 
 def _is_amount(value: object) -> bool:

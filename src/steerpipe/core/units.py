@@ -1,5 +1,6 @@
 """Bytes, as people write them. Binary units are KiB, MiB, GiB; decimal ones kB, MB, GB."""
 
+import math
 import re
 
 from steerpipe.core.errors import ConfigError
@@ -17,9 +18,10 @@ def parse_bytes(text: str) -> int:
     """'512MiB', '4 GB' or '1024' → bytes. A bare K, M, G or T is binary, as in llama.cpp."""
     match = _PATTERN.fullmatch(text)
     factor = _FACTORS.get(match[2].lower()) if match else None
-    if match is None or factor is None:
+    count = math.inf if match is None or factor is None else float(match[1]) * factor
+    if not math.isfinite(count):  # no amount, or one of more than 300 digits
         raise ConfigError(f"{text!r} is not an amount of bytes", fix="write a number and a unit, such as 512MiB or 4GB")
-    return round(float(match[1]) * factor)
+    return round(count)
 
 
 def format_bytes(count: int) -> str:
