@@ -67,9 +67,29 @@ def test_a_recorded_run_is_placed_between_on_demand_and_resident(tmp_path: Path)
         (["--layer-ms", "nan"], "--layer-ms is nan"),
         (["--tokens", "0"], "--tokens is 0"),
         (["--experts", "60"], "--experts without a trace"),
+        (["--seed", "-1"], "--seed is -1"),
+        (["--perfect", "-3"], "--perfect is -3"),
+        (["--warmup", "-5"], "--warmup is -5"),
+        (["--warmup", "10"], "--warmup is 10, and of 10 tokens none is left to measure"),
+        (["--block", "9" * 400], "is not an amount of bytes"),
     ],
 )
 def test_a_machine_that_cannot_be_is_refused_with_a_fix(words: list[str], said: str) -> None:
     result = CliRunner().invoke(app, ["replay", "--tokens", "10", "--warmup", "0", *words])
     assert result.exit_code == 2, result.output
     assert said in result.stderr and "fix:" in result.stderr and result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "warmup", "measured"),
+    [
+        (["--tokens", "20"], 10, 10),
+        (["--tokens", "402"], 200, 202),
+        (["--tokens", "20", "--warmup", "19"], 19, 1),
+    ],
+)
+def test_what_is_measured_is_said_and_a_warm_up_leaves_half(words: list[str], warmup: int, measured: int) -> None:
+    told = json.loads(CliRunner().invoke(app, ["replay", *words, "--json"]).stdout)
+    assert told["warmup_tokens"] == warmup and {run["tokens"] for run in told["runs"]} == {measured}
+    shown = " ".join(CliRunner().invoke(app, ["replay", *words]).stdout.split())
+    assert f"measured: {measured} tokens after {warmup} of warm-up" in shown

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -14,6 +14,8 @@ from steerpipe.core.units import parse_bytes
 
 if TYPE_CHECKING:
     from steerpipe.transfer.recorded import Recording
+
+WARMUP_TOKENS: Final = 200  # as the arena: a tenth of the tokens, or half of few
 
 
 @app.command()
@@ -57,7 +59,9 @@ def replay(
     tokens: Annotated[int, typer.Option(help="tokens of the trace to use")] = 2000,
     recall: Annotated[str, typer.Option(help="of a predictor 1, 2, ... layers ahead, such as .8,.7,.65")] = "",
     perfect: Annotated[int, typer.Option(help="layers that a perfect predictor looks ahead; 0: none")] = 0,
-    warmup: Annotated[int, typer.Option(help="first tokens that are not measured")] = 200,
+    warmup: Annotated[
+        int | None, typer.Option(help="first tokens that are not measured; default: 200, but at most half of them")
+    ] = None,
     seed: Annotated[int, typer.Option(help="of the synthetic routing and of the predictor's mistakes")] = 0,
     as_json: Json = False,
     debug: Debug = False,
@@ -83,7 +87,7 @@ def replay(
         _check(0, {
             "--layer-ms": layer_ms, "--latency-us": latency_us, "--ask-us": ask_us, "--decode-us": decode_us,
             "--beside-us": beside_us, "--end-us": end_us, "--between-us": between_us, "--cpu-us": cpu_us,
-            "--tap-us": tap_us, "--delay-us": delay_us,
+            "--tap-us": tap_us, "--delay-us": delay_us, "--perfect": perfect, "--warmup": warmup, "--seed": seed,
         })  # fmt: skip
         sizes = {"--block": block, "--link": link, "--chunk": chunk, "--guess-link": guess_link}
         amounts = {flag: parse_bytes(text) for flag, text in sizes.items() if text is not None}
@@ -115,7 +119,8 @@ def replay(
                 stops=stops,
             ),
         )
-        options = ReplayOptions(machine, recalls=recalls, perfect_horizon=perfect, warmup_tokens=warmup, seed=seed)
+        first = _warmup(warmup, recording.tokens)
+        options = ReplayOptions(machine, recalls=recalls, perfect_horizon=perfect, warmup_tokens=first, seed=seed)
         comparison = compare(recording, options)
         if as_json:
             print(json.dumps(comparison.as_json()))
@@ -129,6 +134,15 @@ def _check(least: int, given: Mapping[str, float | None]) -> None:
     for flag, value in given.items():
         if value is not None and not least <= value < math.inf:
             raise ConfigError(f"{flag} is {value}", fix=f"give {least} or more")
+
+
+def _warmup(asked: int | None, tokens: int) -> int:
+    if asked is None:
+        return min(WARMUP_TOKENS, tokens // 2)
+    if asked >= tokens:
+        fix = "give --warmup fewer, or more --tokens of a longer recording"
+        raise ConfigError(f"--warmup is {asked}, and of {tokens} tokens none is left to measure", fix=fix)
+    return asked
 
 
 def _recorded(trace: Path, experts: int | None, tokens: int) -> "Recording":

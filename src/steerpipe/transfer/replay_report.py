@@ -58,6 +58,7 @@ class Comparison:
     recording: str
     machine: Machine
     all_experts: int
+    warmup_tokens: int  # came first and are not measured
     runs: tuple[ReplayReport, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -65,6 +66,7 @@ class Comparison:
             "recording": self.recording,
             "machine": asdict(self.machine),
             "all_experts": self.all_experts,
+            "warmup_tokens": self.warmup_tokens,
             "runs": [run.as_json() for run in self.runs],
         }
 
@@ -77,7 +79,8 @@ def render(comparison: Comparison) -> Table:
         title=f"{comparison.recording}: {machine.slots} of {comparison.all_experts} experts in fast memory "
         f"({share:.1%}), blocks of {format_bytes(machine.block_bytes)} at "
         f"{machine.link_bytes_per_second / 1e9:.3g} GB/s, simulated",
-        caption=_caption(machine),
+        caption=f"measured: {comparison.runs[0].tokens} tokens after {comparison.warmup_tokens} of warm-up; "
+        + _caption(machine),
         title_justify="left",
         caption_justify="left",
     )
