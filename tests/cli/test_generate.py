@@ -1,6 +1,8 @@
 """`steerpipe generate` in this process: what it prints, what it refuses, where its settings come from."""
 
 import json
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ from typer.testing import CliRunner
 
 from steerpipe import Pipeline, __version__
 from steerpipe.cli import app
+from steerpipe.core.timeline import Timeline
 from tests.faults import folders
 from tests.faults.running import generate, refused
 
@@ -252,3 +255,26 @@ def test_a_timeline_of_a_model_that_is_held_whole_is_refused(model: Path, tmp_pa
     failed = generate(model, "--timeline", str(tmp_path / "trace.json"))
     assert failed.exit_code == 2 and "ladder" in failed.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [("generate", "-p", "Hi", "--timeline"), ("report", "-o")])
+def test_a_place_that_cannot_be_written_to_is_told_before_a_model_is_looked_for(words: tuple[str, ...]) -> None:
+    failed = CliRunner().invoke(app, [*words, ".", "nowhere"])
+    assert failed.exit_code == 1 and "cannot be written to .: a folder" in failed.stderr and failed.stdout == ""
+
+
+def test_a_timeline_of_an_answer_that_control_c_ended_has_what_there_was_room_for(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pressed(answer: Iterable[object], *_: object, **__: object) -> None:
+        next(iter(answer))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("steerpipe.cli.generate._tell", pressed)
+    monkeypatch.setattr("steerpipe.cli.generate.Timeline", partial(Timeline, most=5))
+    file = tmp_path / "trace.json"
+    ended = generate(model, "--fast-memory", "25%", "--timeline", str(file))
+    trace = json.loads(file.read_text())
+    assert sum(event["ph"] == "X" for event in trace["traceEvents"]) == 5
+    told = f"{trace['otherData']['dropped_spans']:,} did not fit\ninterrupted\n"
+    assert ended.exit_code == 130 and ended.stderr.endswith(told)

@@ -8,6 +8,7 @@ import pytest
 
 from steerpipe.core.errors import CapacityError
 from steerpipe.core.timeline import Span, Timeline, overlap_seconds
+from steerpipe.core.whole_file import check_place
 
 
 def test_spans_come_in_order_and_by_lane() -> None:
@@ -23,6 +24,7 @@ def test_the_newest_are_kept_and_the_others_counted() -> None:
     for number in range(5):
         timeline.span("x", str(number), number, number + 1)
     assert [span.name for span in timeline.spans()] == ["3", "4"] and timeline.dropped == 3
+    assert timeline.as_trace()["otherData"] == {"dropped_spans": 3}
 
 
 def test_a_file_has_a_row_per_lane_and_microseconds_from_the_start(tmp_path: Path) -> None:
@@ -39,8 +41,14 @@ def test_a_file_has_a_row_per_lane_and_microseconds_from_the_start(tmp_path: Pat
 
 
 def test_a_place_that_cannot_be_written_is_an_error_that_says_so(tmp_path: Path) -> None:
-    with pytest.raises(CapacityError, match="cannot be written"):
-        Timeline().write(tmp_path / "none" / "trace.json")
+    (file := tmp_path / "file").write_text("kept")
+    for place in (tmp_path / "none" / "x", file / "x", tmp_path, Path("."), Path("/dev/null"), tmp_path / ("x" * 250)):
+        for ask in (Timeline().write, lambda place: check_place(place, "the timeline")):
+            with pytest.raises(CapacityError, match=r"^the timeline cannot be written to .*: \w"):
+                ask(place)
+    check_place(file, "the timeline")
+    check_place(tmp_path / "new", "the timeline")
+    assert [each.name for each in tmp_path.iterdir()] == ["file"] and file.read_text() == "kept"
 
 
 def test_overlap_is_the_time_when_both_are_busy() -> None:

@@ -1,7 +1,6 @@
 """Findings for people (floors beside medians) and for programs (one JSON object)."""
 
 import json
-import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +13,7 @@ from steerpipe import __version__
 from steerpipe.bench.results import Findings, Run
 from steerpipe.bench.routing import SHARES, Curve
 from steerpipe.core.machine import read_cores, read_memory
+from steerpipe.core.whole_file import write_named
 
 _HEADINGS = ("floor", "median", "p95", "× floor", "tok/s", "hit", "missed MB", "experts", "kernels", "of memory")
 
@@ -38,11 +38,9 @@ def as_json(findings: Findings) -> dict[str, Any]:
 
 
 def write_json(file: Path | None, content: dict[str, Any]) -> None:
-    """Written beside and renamed: whole or not at all. Nothing happens without a file."""
+    """Whole or not at all. Nothing happens without a file."""
     if file is not None:
-        partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
-        partial.write_text(json.dumps(content, indent=1), encoding="utf-8")
-        partial.replace(file)
+        write_named(file, json.dumps(content, indent=1).encode(), "the JSON")
 
 
 def render(findings: Findings) -> Table:

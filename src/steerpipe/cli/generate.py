@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +13,8 @@ import typer
 from steerpipe.cli.answers import quality_json, show_cover, show_memory, show_prediction, show_quality, show_timings
 from steerpipe.cli.shared import Debug, Json, Model, Predict, app, guarded, progress_bar, quiet_transformers
 from steerpipe.core.errors import InputError
-from steerpipe.core.timeline import Timeline
+from steerpipe.core.timeline import MOST_SPANS, Timeline
+from steerpipe.core.whole_file import check_place
 
 if TYPE_CHECKING:
     from steerpipe.core.config import EngineConfig
@@ -94,21 +97,34 @@ def generate(
         text = _prompt_text(prompt)
         turns = _turns(text, system, raw)
         SamplingSettings().override(**sampling)  # a wrong value is told before gigabytes are read
+        if timeline is not None:
+            check_place(timeline, "the timeline")
         spans = Timeline() if timeline is not None else None
         settings = load_config(flags, file=config)
         with _open_pipeline(model, settings, spans, quiet=as_json) as pipe:
             if spans is not None and pipe.budget.resident:
                 raise InputError("every expert is resident: a timeline is of a ladder", fix="give --fast-memory 25%")
             before = pipe.counters()
-            answer = pipe.stream(turns, raw=raw, **sampling)
-            _tell(answer, pipe, before, as_json=as_json)
+            with _written(spans, timeline):
+                answer = pipe.stream(turns, raw=raw, **sampling)
+                _tell(answer, pipe, before, as_json=as_json)
             if not as_json:
                 show_quality(answer.completion, pipe, settings.quality)
                 show_cover(answer.completion, settings.cover)
-            if spans is not None and timeline is not None:
-                spans.write(timeline)
 
     guarded(run, debug)
+
+
+@contextmanager
+def _written(spans: Timeline | None, file: Path | None) -> Iterator[None]:
+    """Writes what was noted when the block ends, also of an answer that Ctrl-C or an error ended."""
+    try:
+        yield
+    finally:
+        if spans is not None and file is not None and spans.spans():
+            spans.write(file)
+            if spans.dropped:
+                print(f"{file} has the newest {MOST_SPANS:,} spans; {spans.dropped:,} did not fit", file=sys.stderr)
 
 
 def _tell(answer: "Answer", pipe: "Pipeline", before: "LadderCounters | None", *, as_json: bool) -> None:

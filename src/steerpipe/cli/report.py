@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from steerpipe.cli.shared import Debug, Json, Model, Predict, app, guarded, quiet_transformers
+from steerpipe.core.whole_file import check_place
 
 
 @app.command()
@@ -39,6 +40,7 @@ def report(
         from steerpipe.doctor import run_doctor
         from steerpipe.runtime.report import NEUTRAL_PROMPT, ROUTING, report_run, write_report
 
+        check_place(out, "the report")
         quiet_transformers()
         done = report_run(model, load_config(flags, file=config), prompt or NEUTRAL_PROMPT, max_tokens)
         parts = write_report(out, run_doctor().as_json(), done)

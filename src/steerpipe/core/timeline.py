@@ -4,14 +4,13 @@ Lanes are rows of the picture: stream 0 computes, stream 1 copies. Times are on 
 """
 
 import json
-import os
 import threading
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from steerpipe.core.errors import CapacityError
+from steerpipe.core.whole_file import write_named
 
 MOST_SPANS: Final = 200_000  # about 60 MB of JSON; the newest are kept
 
@@ -68,19 +67,12 @@ class Timeline:
             }
             for span in spans
         ]  # fmt: skip
-        return {"traceEvents": [*names, *events], "displayTimeUnit": "ms"}
+        told = {"dropped_spans": self.dropped}
+        return {"traceEvents": [*names, *events], "displayTimeUnit": "ms", "otherData": told}
 
     def write(self, file: Path) -> None:
-        """Whole or not at all."""
-        partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
-        try:
-            partial.write_text(json.dumps(self.as_trace()), encoding="utf-8")
-            partial.replace(file)
-        except OSError as problem:
-            partial.unlink(missing_ok=True)
-            raise CapacityError(
-                f"the timeline cannot be written to {file}: {problem}", fix="name another file"
-            ) from None
+        """Whole or not at all; CapacityError where it cannot be."""
+        write_named(file, json.dumps(self.as_trace()).encode(), "the timeline")
 
 
 def overlap_seconds(lane: list[Span], other: list[Span]) -> float:

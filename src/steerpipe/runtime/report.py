@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import traceback
 import zipfile
 from collections import defaultdict
@@ -16,9 +15,10 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from steerpipe.core.config import EngineConfig, refuse_lossy
-from steerpipe.core.errors import CapacityError, SteerpipeError
+from steerpipe.core.errors import SteerpipeError
 from steerpipe.core.events import RoutingRecord
 from steerpipe.core.timeline import Timeline
+from steerpipe.core.whole_file import write_named
 from steerpipe.runtime.pipeline import Pipeline
 
 NEUTRAL_PROMPT = "Please describe a quiet morning in a small town by the sea."
@@ -99,7 +99,7 @@ def write_report(file: Path, doctor: Mapping[str, Any], run: RunReport) -> list[
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in parts.items():
             archive.writestr(name, content)
-    _write_whole(file, packed.getvalue())
+    write_named(file, packed.getvalue(), "the report")
     return list(parts)
 
 
@@ -119,13 +119,3 @@ def _plain(values: Any) -> Any:
     if isinstance(values, list | tuple):
         return [_plain(value) for value in values]
     return str(values).replace(str(Path.home()), "~") if isinstance(values, str | Path) else values
-
-
-def _write_whole(file: Path, content: bytes) -> None:
-    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(content)
-        partial.replace(file)
-    except OSError as problem:
-        partial.unlink(missing_ok=True)
-        raise CapacityError(f"the report cannot be written to {file}: {problem}", fix="name another file") from None
