@@ -10,6 +10,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from steerpipe.cli import app
+from steerpipe.core.config import EngineConfig
 from steerpipe.demo import families, show, ways
 from steerpipe.doctor.cpu import model_name
 
@@ -178,3 +179,15 @@ def test_a_wrong_reference_or_other_bits_are_seen(
     check = families.check_family("olmoe", tmp_path / "olmoe")
     assert check.differs
     assert (check.same_tokens, check.chunking_changes_bits) == (expected, wrong == "chunks")
+
+
+def test_the_environment_makes_no_other_contest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in {"QUALITY": "drop", "PACE": "5MB", "FAST_MEMORY": "50%", "DEVICE": "cpu"}.items():
+        monkeypatch.setenv(f"STEERPIPE_{name}", value)
+    assert not families.check_family("olmoe", tmp_path / "olmoe").differs
+    asked: list[Any] = []
+    monkeypatch.setattr(ways, "Pipeline", lambda config: asked.append(config))
+    for way in ways.WAYS:
+        ways._open(**way.settings)
+    fixed: dict[str, Any] = {"device": "cpu", "dtype": "float32", "threads": 1, "profile": False}
+    assert asked == [EngineConfig(**fixed, **way.settings) for way in ways.WAYS]

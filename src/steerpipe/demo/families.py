@@ -8,12 +8,12 @@ import torch
 from rich.table import Table
 
 from steerpipe.core.events import Completion
+from steerpipe.demo.config import demo_config
 from steerpipe.runtime.pipeline import Pipeline
 from steerpipe.tiny import write_tiny
 
 _PROMPT = "The experts that a token needs are known only when it is there; or are they?"
 _NEW_TOKENS = 64
-THREADS = 1
 _MOST_DIFFERENCE = 1e-3  # of log probabilities; fp32 gives 2e-5 at most
 
 
@@ -38,15 +38,16 @@ class FamilyCheck:
 def check_family(family: str, folder: Path) -> FamilyCheck:
     """Writes a tiny checkpoint, continues a prompt with both implementations, and compares."""
     write_tiny(family, folder)
-    engine: dict[str, Any] = {"dtype": "float32", "threads": THREADS, "cache_dir": str(folder.parent)}
+    cache = str(folder.parent)
     options: dict[str, Any] = {"temperature": 0.0, "max_tokens": _NEW_TOKENS, "ignore_eos": True, "logprobs": 0}
-    with Pipeline(folder, **engine) as pipe:
+    with Pipeline(folder, config=demo_config(cache_dir=cache)) as pipe:
         ids = pipe.encode(_PROMPT, raw=True)
         ours = pipe.generate(ids, **options)
         experts = sum(pipe.spec.moe(layer).experts for layer in pipe.spec.moe_layers)
-    with Pipeline(folder, prefill_chunk=16, **engine) as pipe:
+    with Pipeline(folder, config=demo_config(cache_dir=cache, prefill_chunk=16)) as pipe:
         chunked = pipe.generate(ids, **options)
-    with Pipeline(folder, fast_memory=f"{200 / experts + 0.01:.2f}%", profile=False, **engine) as pipe:
+    two = f"{200 / experts + 0.01:.2f}%"
+    with Pipeline(folder, config=demo_config(cache_dir=cache, fast_memory=two, profile=False)) as pipe:
         squeezed = pipe.generate(ids, **options)
     expected_ids, expected_logprobs = _transformers(folder, ids)
     differences = [abs(ours.logprobs[i].logprob - expected_logprobs[i]) for i in range(_NEW_TOKENS)]

@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from steerpipe.demo.families import THREADS, FamilyCheck, check_family, family_table
+from steerpipe.demo.config import THREADS
+from steerpipe.demo.families import FamilyCheck, check_family, family_table
 from steerpipe.demo.ways import Contest, gain_line, run_ways, ways_table
 from steerpipe.doctor.cpu import model_name
 from steerpipe.tiny import FAMILIES

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from steerpipe.core.events import Completion
+from steerpipe.demo.config import demo_config
 from steerpipe.runtime.models import EMBEDDED
 from steerpipe.runtime.pipeline import Pipeline
 from steerpipe.store.reader import open_pack
@@ -128,7 +129,7 @@ def _check(name: str, slowed: _Run, *runs: _Run) -> WayCheck:
 
 
 def _open(**settings: Any) -> Pipeline:
-    return Pipeline(dtype="float32", threads=1, profile=False, **settings)
+    return Pipeline(config=demo_config(profile=False, **settings))
 
 
 def _options(tokens: int) -> dict[str, Any]:
