@@ -5,15 +5,16 @@
 Reads benchmarks/notes/2026-11-15-predictors-long.json. Needs the extra [plots].
 """
 
+import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-from matplotlib import pyplot
-from matplotlib.axes import Axes
+from steerpipe.arena.plots import subplots, svg
+from steerpipe.cli.shared import guarded
 
-from steerpipe.arena.plots import slim
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 HERE = Path(__file__).parent
 OUT = HERE.parent / "docs" / "pictures" / "history-learning.svg"
@@ -30,16 +31,15 @@ ALONE = {
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     measured = json.loads((HERE / "notes" / "2026-11-15-predictors-long.json").read_text(encoding="utf-8"))
-    mpl.rcParams.update({"svg.hashsalt": "steerpipe", "svg.fonttype": "none", "font.size": 9})
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.2), sharey=True, layout="constrained")
+    figure, (left, right) = subplots(1, 2, 9, 3.2, share_y=True)
     draw_tokens(left, measured["predictors"])
     draw_steps(right, measured["predictors"])
-    figure.savefig(OUT, metadata={"Date": None})
-    OUT.write_text(slim(OUT.read_text(encoding="utf-8")), encoding="utf-8")
+    OUT.write_text(svg(figure), encoding="utf-8")
 
 
-def draw_tokens(axes: Axes, found: dict[str, Any]) -> None:
+def draw_tokens(axes: "Axes", found: dict[str, Any]) -> None:
     for key, label in LINES.items():
         entries = [found[f"{key}, {share} of the tokens"] for share in SHARES]
         named = f"{label}, {entries[0]['steps']:,} steps"
@@ -49,7 +49,7 @@ def draw_tokens(axes: Axes, found: dict[str, Any]) -> None:
     finish(axes)
 
 
-def draw_steps(axes: Axes, found: dict[str, Any]) -> None:
+def draw_steps(axes: "Axes", found: dict[str, Any]) -> None:
     for key, label in LINES.items():
         entries = [found[f"{key}, 1 of the tokens"], found[key]]
         axes.plot([each["steps"] for each in entries], [*map(recall, entries)], marker="o", label=label)
@@ -60,7 +60,7 @@ def draw_steps(axes: Axes, found: dict[str, Any]) -> None:
     finish(axes)
 
 
-def finish(axes: Axes) -> None:
+def finish(axes: "Axes") -> None:
     axes.axhline(0.7, color="grey", linestyle=":")
     axes.legend(frameon=False, fontsize=7, loc="lower right")
 
@@ -70,4 +70,4 @@ def recall(entry: dict[str, Any]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main, debug=False)

@@ -10,16 +10,18 @@ transfer/synthetic.py), so the left picture repeats them rather than proving the
 import argparse
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import matplotlib as mpl
-from matplotlib import pyplot
-
-from steerpipe.arena.plots import slim
+from steerpipe.arena.plots import subplots, svg
+from steerpipe.cli.shared import guarded
 from steerpipe.transfer.machine import Machine, slots_of_share
 from steerpipe.transfer.recorded import draw_recording
 from steerpipe.transfer.replay import Keep, replay
 from steerpipe.transfer.synthetic import SyntheticRouting
 from steerpipe.transfer.trace_file import read_recording
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 SHARES = (0.125, 0.25, 0.4, 0.5, 0.75)
 POLICIES = {"lru": "LRU", "lfru": "LFRU", "belady": "Belady (knows the future)"}
@@ -27,10 +29,11 @@ OUT = Path(__file__).parent.parent / "docs" / "pictures"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", nargs="?", type=Path)
     parser.add_argument("--tokens", type=int, default=2000)
     given = parser.parse_args()
+    figure, axes = subplots(1, 2, 9, 3.2)
     drawn = SyntheticRouting(tokens=given.tokens)
     recording = read_recording(given.trace, tokens=given.tokens) if given.trace else draw_recording(drawn)
     curves: dict[str, dict[str, list[float]]] = {}
@@ -44,14 +47,17 @@ def main() -> None:
             curve["tpot_ms"].append(run.tpot_mean_seconds * 1e3)
         demand = replay(recording, machine, "lru", keep=Keep.NOTHING).tpot_mean_seconds * 1e3
         resident = replay(recording, machine, "lru", keep=Keep.ALL).tpot_mean_seconds * 1e3
-    draw(curves, demand, resident, recording.name)
+    draw(axes, curves, demand, resident, recording.name)
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / "ladder.svg").write_text(svg(figure), encoding="utf-8")
     figures = {"recording": recording.name, "shares": SHARES, "on_demand_ms": demand, "resident_ms": resident}
     (OUT / "ladder.json").write_text(json.dumps({**figures, "curves": curves}, indent=1) + "\n")
 
 
-def draw(curves: dict[str, dict[str, list[float]]], demand: float, resident: float, name: str) -> None:
-    mpl.rcParams.update({"svg.hashsalt": "steerpipe", "svg.fonttype": "none", "font.size": 9})
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+def draw(
+    axes: "list[Axes]", curves: dict[str, dict[str, list[float]]], demand: float, resident: float, name: str
+) -> None:
+    left, right = axes
     percent = [100 * share for share in SHARES]
     for policy, label in POLICIES.items():
         left.plot(percent, [100 * hit for hit in curves[policy]["hit"]], marker="o", label=label)
@@ -63,10 +69,7 @@ def draw(curves: dict[str, dict[str, list[float]]], demand: float, resident: flo
     right.set_title("Qwen1.5-MoE blocks in bf16 over 25 GB/s", fontsize=9)
     left.set_title(name, fontsize=9)
     right.legend(frameon=False, fontsize=8, loc="upper right", bbox_to_anchor=(1.0, 0.93))
-    OUT.mkdir(parents=True, exist_ok=True)
-    figure.savefig(OUT / "ladder.svg", metadata={"Date": None})
-    (OUT / "ladder.svg").write_text(slim((OUT / "ladder.svg").read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main, debug=False)

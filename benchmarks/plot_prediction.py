@@ -5,16 +5,17 @@
 Reads the two newest grids of benchmarks/notes/2026-11-15-prediction-gpu.md. Needs the extra [plots].
 """
 
+import argparse
 from pathlib import Path
-from typing import Any
-
-import matplotlib as mpl
-from matplotlib import pyplot
-from matplotlib.axes import Axes
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.predict_rows import AGAIN, LFRU, read_found
 from benchmarks.predict_shares import by_tokens
-from steerpipe.arena.plots import slim
+from steerpipe.arena.plots import subplots, svg
+from steerpipe.cli.shared import guarded
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 HERE = Path(__file__).parent
 OUT = HERE.parent / "docs" / "pictures" / "prediction-gpu.svg"
@@ -32,17 +33,16 @@ SERVED = DIRECT | {
 
 
 def main() -> None:
-    mpl.rcParams.update({"svg.hashsalt": "steerpipe", "svg.fonttype": "none", "font.size": 9})
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    figure, (left, right) = subplots(1, 2, 9, 3.4)
     for axes, note, rows in ((left, "direct", DIRECT), (right, "served-bf16", SERVED)):
         draw(axes, read_found(HERE / "notes" / f"2026-11-16-prediction-{note}.json"), rows)
     left.set_ylabel("ms per token")
     right.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.savefig(OUT, metadata={"Date": None})
-    OUT.write_text(slim(OUT.read_text(encoding="utf-8")), encoding="utf-8")
+    OUT.write_text(svg(figure), encoding="utf-8")
 
 
-def draw(axes: Axes, found: dict[str, Any], rows: dict[str, tuple[str, ...]]) -> None:
+def draw(axes: "Axes", found: dict[str, Any], rows: dict[str, tuple[str, ...]]) -> None:
     bounds = (("on demand", found["no_cache"]["on demand"], ":"), ("all resident", found["resident_ms"], "--"))
     for label, spent_ms, style in bounds:
         axes.axhline(spent_ms, color="grey", linestyle=style, label=label)
@@ -57,4 +57,4 @@ def draw(axes: Axes, found: dict[str, Any], rows: dict[str, tuple[str, ...]]) ->
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main, debug=False)

@@ -5,15 +5,16 @@
 Reads benchmarks/notes/reuse/documents.json. Needs the extra [plots].
 """
 
+import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-from matplotlib import pyplot
-from matplotlib.axes import Axes
+from steerpipe.arena.plots import subplots, svg
+from steerpipe.cli.shared import guarded
 
-from steerpipe.arena.plots import slim
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 HERE = Path(__file__).parent
 OUT = HERE.parent / "docs" / "pictures" / "reuse.svg"
@@ -22,17 +23,16 @@ SHOWN = {1: "25 % resident", 2: "40 % resident"}  # columns
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     measured = json.loads((HERE / "notes" / "reuse" / "documents.json").read_text(encoding="utf-8"))
-    mpl.rcParams.update({"svg.hashsalt": "steerpipe", "svg.fonttype": "none", "font.size": 9})
-    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(11, 3.2), layout="constrained")
+    figure, (left, middle, right) = subplots(1, 3, 11, 3.2)
     draw_misses(left, measured)
     draw_sight(middle, measured["documents"])
     draw_learning(right, measured)
-    figure.savefig(OUT, metadata={"Date": None})
-    OUT.write_text(slim(OUT.read_text(encoding="utf-8")), encoding="utf-8")
+    OUT.write_text(svg(figure), encoding="utf-8")
 
 
-def draw_misses(axes: Axes, measured: dict[str, Any]) -> None:
+def draw_misses(axes: "Axes", measured: dict[str, Any]) -> None:
     percent = [100 * share for share in measured["residencies"]]
     found = measured["documents"]
     rows = {
@@ -45,7 +45,7 @@ def draw_misses(axes: Axes, measured: dict[str, Any]) -> None:
     axes.legend(frameon=False, fontsize=8)
 
 
-def draw_sight(axes: Axes, found: dict[str, Any]) -> None:
+def draw_sight(axes: "Axes", found: dict[str, Any]) -> None:
     sights = {int(name.split()[1]): row for name, row in found["closed"].items() if name.startswith("sees ")}
     for column, label in SHOWN.items():
         (line,) = axes.plot(list(sights), [row[column] for row in sights.values()], marker="o", label=label)
@@ -57,7 +57,7 @@ def draw_sight(axes: Axes, found: dict[str, Any]) -> None:
     axes.legend(frameon=False, fontsize=8)
 
 
-def draw_learning(axes: Axes, measured: dict[str, Any]) -> None:
+def draw_learning(axes: "Axes", measured: dict[str, Any]) -> None:
     found = measured["documents"]["closed"]
     tokens = [measured["variants"][name]["tokens"] for name in CURVE]
     for column, label in SHOWN.items():
@@ -71,4 +71,4 @@ def draw_learning(axes: Axes, measured: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    guarded(main, debug=False)

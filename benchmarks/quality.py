@@ -7,8 +7,8 @@
 TEXTS: {"id": "source-…", "text": …} per line, none of them used for the calibration. 25 % of the experts are resident.
 """
 
+import argparse
 import json
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -209,19 +209,24 @@ def tasks(bench: Bench, listed: list[Case], file: Path, items: int) -> dict[str,
 
 
 def main() -> None:
-    what, file, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-    count = int(sys.argv[4]) if len(sys.argv) > 4 else 12
-    begin, bench = time.perf_counter(), Bench(*sys.argv[5:6])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("plans", "recalls", "tasks"))
+    parser.add_argument("texts", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("count", nargs="?", type=int, default=12)
+    parser.add_argument("dtype", nargs="?", choices=("float32", "bfloat16"), default="float32")
+    given = parser.parse_args()
+    begin, bench = time.perf_counter(), Bench(given.dtype)
     listed = list(cases(bench))
-    if what == "plans":
-        told: dict[str, Any] = measure(bench, listed, file, count)
-    elif what == "recalls":
-        told = dict(recalls(bench, file, count))
+    if given.what == "plans":
+        told: dict[str, Any] = measure(bench, listed, given.texts, given.count)
+    elif given.what == "recalls":
+        told = dict(recalls(bench, given.texts, given.count))
     else:
         chosen = [case for case in listed if case.name.startswith(IN_TASKS) and "in time" not in case.name]
-        told = tasks(bench, chosen, file, count)
+        told = tasks(bench, chosen, given.texts, given.count)
     told["seconds"] = time.perf_counter() - begin
-    out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    given.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(told))
 
 

@@ -7,7 +7,6 @@ products of a slot; needs no GPU. Misses are those of an LFRU cache on paper tha
 """
 
 import json
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.quality import Bench, texts
+from benchmarks.quality_live import arguments
 from steerpipe.core.config import EngineConfig
 from steerpipe.core.quality import MissPolicy, QualityPlan
 from steerpipe.model.checkpoint import open_checkpoint
@@ -69,8 +69,7 @@ def lossy(rehearsal: Rehearsal, exact: Exact, pack: Pack) -> tuple[Tensor, Subst
 
 
 def main() -> None:
-    file, out = Path(sys.argv[1]), Path(sys.argv[2])
-    windows = int(sys.argv[3]) if len(sys.argv) > 3 else 10
+    given = arguments(__doc__, 10)
     bench, meter, uses, computed = Bench(), Meter(), 0, 0
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         unpack(bench.subject.folder, Path(folder) / "model")
@@ -78,7 +77,7 @@ def main() -> None:
         pack = open_pack(Path(folder) / "int8")
         subject = open_subject(Path(folder) / "int8", EngineConfig(dtype="bfloat16", threads=1))
         cache = bench.cache()
-        for text in texts(bench, file, windows):
+        for text in texts(bench, given.texts, given.windows):
             exact = subject.rehearsal.exact(text, cache)
             found, desk = lossy(subject.rehearsal, exact, pack)
             meter.add_text(exact, found, desk.accounts.total)
@@ -90,7 +89,7 @@ def main() -> None:
         "tokens": meter.tokens, "kl": loss.kl, "perplexity": loss.perplexity, "top1": loss.top1,
         "computed": computed / uses,
     }  # fmt: skip
-    out.write_text(json.dumps(told) + "\n", encoding="utf-8")
+    given.out.write_text(json.dumps(told) + "\n", encoding="utf-8")
     print(json.dumps(told))
 
 

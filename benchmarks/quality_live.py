@@ -6,8 +6,8 @@ The engine's own ladder and desk decode a text token by token behind an exact pr
 with the exact one. Over a link as quick as the disk, and over one so slow that hardly anything comes in time.
 """
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +63,21 @@ def run(subject: Subject, dial: Dial, share: float, pace: float | None, texts: l
     }  # fmt: skip
 
 
+def arguments(description: str | None, windows: int) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("texts", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("windows", nargs="?", type=int, default=windows, help=f"texts: {windows}")
+    return parser.parse_args()
+
+
 def main() -> None:
-    lines = Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()
-    windows = int(sys.argv[3]) if len(sys.argv) > 3 else 4
+    given = arguments(__doc__, 4)
+    lines = given.texts.read_text(encoding="utf-8").splitlines()
     subject = open_subject(None, EngineConfig(dtype="float32", threads=1))
     encoded = (subject.codec.encode(json.loads(line)["text"], False)[:WINDOW] for line in lines)
     geometry, texts = subject.rehearsal.geometry, []
-    while len(texts) < windows:
+    while len(texts) < given.windows:
         tokens = next(encoded)
         if len(tokens) == WINDOW:
             cache = CacheOnPaper(geometry.layers, geometry.experts, geometry.top_k)
@@ -80,7 +88,7 @@ def main() -> None:
         for share in SHARES
         for link, pace in LINKS.items()
     }
-    Path(sys.argv[2]).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    given.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(told))
 
 

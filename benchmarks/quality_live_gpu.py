@@ -7,17 +7,15 @@ that brings a block in about four layers, as the slow link of `quality_live` doe
 """
 
 import json
-import sys
 import time
 from collections.abc import Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.quality_live import WINDOW
+from benchmarks.quality_live import WINDOW, arguments
 from steerpipe.core.config import EngineConfig
 from steerpipe.core.ids import SequenceId
 from steerpipe.core.quality import KL_BOUNDS, Dial, MissPolicy
@@ -96,13 +94,13 @@ class Nano:
 
 
 def main() -> None:
-    lines = Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()
-    windows = int(sys.argv[3]) if len(sys.argv) > 3 else 3
+    given = arguments(__doc__, 3)
+    lines = given.texts.read_text(encoding="utf-8").splitlines()
     cuda = torch.cuda.is_available()  # without: Triton's interpreter, for a trial
     nano = Nano(torch.device("cuda" if cuda else "cpu"), torch.bfloat16 if cuda else torch.float32)
     codec = TextCodec.load(EMBEDDED)
     encoded = (codec.encode(json.loads(line)["text"], False)[:WINDOW] for line in lines)
-    texts = list(islice((tokens for tokens in encoded if len(tokens) == WINDOW), windows))
+    texts = list(islice((tokens for tokens in encoded if len(tokens) == WINDOW), given.windows))
     with nano.source(nano.count) as resident:
         exact = GpuDecoder(nano.spec, nano.weights, nano.pool, nano.device, max_batch=1)
         truth = [nano.decode(exact, resident, tokens) for tokens in texts]
@@ -114,7 +112,7 @@ def main() -> None:
     for asked, pace, most in ASKED:
         row = nano.run(str(asked), pace, texts[: most or None], truth[: most or None])
         rows.append(row)
-        Path(sys.argv[2]).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        given.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
         print({key: round(each, 4) if isinstance(each, float) else each for key, each in row.items()}, flush=True)
 
 

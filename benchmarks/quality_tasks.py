@@ -1,5 +1,9 @@
-"""Two tasks of four choices, made of texts: the true next turn of a conversation, the next line of a Python file."""
+"""Two tasks of four choices, made of texts: the true next turn of a conversation, the next line of a Python file.
 
+python -m benchmarks.quality tasks TEXTS.jsonl OUT.json [items] [dtype]
+"""
+
+import argparse
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -63,3 +67,7 @@ TASKS: dict[str, Callable[[Sequence[Mapping[str, Any]], TextCodec, int], list[It
     "next turn": next_turns,
     "next line": next_lines,
 }
+
+
+if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()

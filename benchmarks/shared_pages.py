@@ -5,6 +5,7 @@
 Counts only, no times: any machine will do. Fails if an answer differs. Prints one JSON object last.
 """
 
+import argparse
 import json
 from dataclasses import asdict
 from typing import Any
@@ -50,6 +51,7 @@ def answer(settings: dict[str, str]) -> tuple[list[tuple[int, ...]], dict[str, A
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     results = {name: answer(settings) for name, settings in WAYS.items()}
     first, second = (said for said, _ in results.values())
     assert first == second, "an answer depends on who holds the memory"

@@ -27,19 +27,19 @@ _COLOURS = [f"C{number}" for number in range(10) if number != 7]  # the seventh 
 def draw_all(result: ArenaResult) -> dict[str, str]:
     """Name → SVG. The worth of forecasts only where machines were replayed."""
     pictures = {
-        "recall-by-layer": _svg(_recall_by_layer(result)),
-        "recall-and-cost": _svg(_recall_and_cost(result)),
-        "calibration": _svg(_calibration(result)),
+        "recall-by-layer": svg(_recall_by_layer(result)),
+        "recall-and-cost": svg(_recall_and_cost(result)),
+        "calibration": svg(_calibration(result)),
     }
     if result.worth:
-        pictures["worth"] = _svg(_worth(result))
+        pictures["worth"] = svg(_worth(result))
     return pictures
 
 
 def _recall_by_layer(result: ArenaResult) -> "Figure":
     horizons = sorted({each.horizon for entry in result.entries for each in entry.horizons})
     layers = result.setting.geometry.layers
-    figure, axes = _subplots(1, len(horizons), 3.4 * len(horizons) + 1.6, 3.6)
+    figure, axes = subplots(1, len(horizons), 3.4 * len(horizons) + 1.6, 3.6)
     for axis, horizon in zip(axes, horizons, strict=True):
         for entry, style in _styled(result):
             if at := entry.at(horizon):
@@ -54,7 +54,7 @@ def _recall_by_layer(result: ArenaResult) -> "Figure":
 
 
 def _recall_and_cost(result: ArenaResult) -> "Figure":
-    figure, axes = _subplots(1, 2, 9.0, 3.6)
+    figure, axes = subplots(1, 2, 9.0, 3.6)
     for entry, style in _styled(result):
         points = [(each.overall.recall, each.overall.recall_on_misses) for each in entry.horizons]
         if not points or entry.cpu is None:
@@ -70,7 +70,7 @@ def _recall_and_cost(result: ArenaResult) -> "Figure":
 
 
 def _calibration(result: ArenaResult) -> "Figure":
-    figure, axes = _subplots(1, 1, 5.6, 3.6)
+    figure, axes = subplots(1, 1, 5.6, 3.6)
     axes[0].plot([0, 1], [0, 1], color="grey", linestyle=":", linewidth=0.8)
     for entry, style in _styled(result):
         if entry.role is Role.CONTESTANT and entry.horizons:
@@ -86,7 +86,7 @@ def _worth(result: ArenaResult) -> "Figure":
     """What forecasts save over LFRU, in percent of its TPOT, beside both oracles."""
     names = [run.name for run in (*result.worth[0].entries, *result.worth[0].with_reuse)]
     oracles = [BELADY, *(run.name for run in result.worth[0].baselines if run.name.startswith("perfect"))]
-    figure, axes = _subplots(1, 1, 2.2 + 0.62 * len(result.worth) * max(1.0, len(names) / 8), 4.2)
+    figure, axes = subplots(1, 1, 2.2 + 0.62 * len(result.worth) * max(1.0, len(names) / 8), 4.2)
     styles = dict(_names_styled(result))
     for number, name in enumerate([*names, *oracles]):
         saved = [100 * _saved(each, name) for each in result.worth]
@@ -143,7 +143,10 @@ def _ahead(horizon: int) -> str:
     return f"{horizon} layer{'s' if horizon > 1 else ''} ahead"
 
 
-def _subplots(rows: int, columns: int, width: float, height: float) -> "tuple[Figure, list[Axes]]":
+def subplots(
+    rows: int, columns: int, width: float, height: float, *, share_y: bool = False
+) -> "tuple[Figure, list[Axes]]":
+    """A figure that is the same file each time it is drawn; inches. ConfigError where matplotlib is not installed."""
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
@@ -151,7 +154,7 @@ def _subplots(rows: int, columns: int, width: float, height: float) -> "tuple[Fi
         raise ConfigError("pictures need matplotlib", fix="pip install 'steerpipe[plots]'") from None
     mpl.rcParams.update({"svg.hashsalt": "steerpipe", "font.size": 9, "svg.fonttype": "none"})
     figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False)
+    axes = figure.subplots(rows, columns, sharey=share_y, squeeze=False)
     return figure, list(axes.flat)
 
 
@@ -160,16 +163,17 @@ def _legend(figure: "Figure", axes: "list[Axes]") -> None:
     figure.legend(list(lines.values()), list(lines), loc="outside right upper", frameon=False, fontsize=7)
 
 
-def _svg(figure: "Figure") -> str:
+def svg(figure: "Figure") -> str:
+    """As it is kept: slim, and without a date."""
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None})
     return slim(text.getvalue())
 
 
-def slim(svg: str) -> str:
+def slim(picture: str) -> str:
     """The same picture in fewer bytes: short numbers and names, one line, styles that come often written once, nothing
     that draws nothing."""
-    rounded = _FRACTION.sub(lambda number: f"{float(number[0]):.2f}", svg)
+    rounded = _FRACTION.sub(lambda number: f"{float(number[0]):.2f}", picture)
     rounded = _PLACE.sub(lambda place: re.sub(r"\d+\.\d+", lambda at: f"{float(at[0]):.1f}", place[0]), rounded)
     line = " ".join(re.sub(r">\s+<", "><", _FONTS.sub(r"\1, sans-serif", rounded)).split())
     line = _IDLE.sub(lambda found: found[0] if found[1] and f"#{found[1]}" in line else "", line)
