@@ -2,6 +2,7 @@
 
 import json
 import typing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from pydantic import BaseModel
 
 from steerpipe.core.events import FinishReason, Timings, TokenEvent, TokenLogprob
 from steerpipe.core.ids import SequenceId
+from steerpipe.core.quality import AnswerQuality, Substituted
 from steerpipe.core.sampling import SamplingSettings
 from steerpipe.engine.request import Request
 from steerpipe.engine.tokenizer import TextCodec
@@ -22,7 +24,7 @@ from steerpipe.server.chat import ChatWriter
 from steerpipe.server.exposition import Histogram, counter, expose, histogram
 from steerpipe.server.faults import ApiError, to_json
 from steerpipe.server.messages import Ended, Ticket
-from steerpipe.server.outcomes import Outcome
+from steerpipe.server.outcomes import Outcome, figures_json
 from steerpipe.server.pieces import TokenTexts
 from steerpipe.server.schema import ChatRequest, CompletionRequest
 from steerpipe.server.think import CLOSE, OPEN, Split, ThinkSplitter
@@ -123,6 +125,18 @@ def test_a_chat_tells_thinking_apart_whole_and_in_chunks(tmp_path: Path) -> None
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "hm hm"
     assert "".join(delta.get("content", "") for delta in deltas) == "yes <b>"
     assert not any("think" in str(delta) for delta in deltas)
+
+
+def test_what_choices_went_without_is_told_in_the_form_of_generate() -> None:
+    one, other = thinking(["a"]), thinking(["b"])
+    for outcome, nats in ((one, 0.25), (other, 0.5)):
+        assert outcome.ended is not None
+        quality = AnswerQuality("fast", Substituted(8, 4, 1, nats), calibrated=True)
+        outcome.ended = replace(outcome.ended, quality=quality)
+    both = AnswerQuality("fast", Substituted(16, 8, 2, 0.75), calibrated=True)
+    assert figures_json([one, other])["quality"] == both.as_json()
+    assert both.as_json()["quality"] == "fast" and both.as_json()["expected_nats"] == 0.75
+    assert figures_json([thinking(["c"])])["quality"] is None
 
 
 def byte_codec(folder: Path) -> TextCodec:

@@ -65,7 +65,7 @@ def show_cover(completion: "Completion", asked: str | None) -> None:
 def quality_json(completion: "Completion", pipe: "Pipeline") -> dict[str, Any] | None:
     if pipe.quality is None or completion.substituted is None:
         return None
-    return pipe.quality.as_json(completion.substituted)
+    return pipe.quality.of(completion.substituted).as_json()
 
 
 def split_line(completion: "Completion", counters: "LadderCounters") -> str:

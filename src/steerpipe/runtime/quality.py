@@ -3,14 +3,22 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from steerpipe.core.config import EngineConfig
 from steerpipe.core.errors import ConfigError, InputError
 from steerpipe.core.protocols import ForwardTap
-from steerpipe.core.quality import OF_A_LAYER, Allowance, Dial, MissPolicy, QualityPlan, Substituted, check_cpu
+from steerpipe.core.quality import (
+    OF_A_LAYER,
+    Allowance,
+    AnswerQuality,
+    Dial,
+    MissPolicy,
+    QualityPlan,
+    Substituted,
+    check_cpu,
+)
 from steerpipe.model.spec import ModelSpec
 from steerpipe.model.weights import ModelWeights
 from steerpipe.predict import files
@@ -54,13 +62,8 @@ class Quality:
             said += f", {counts.computed} computed where they lie"
         return said
 
-    def as_json(self, counts: Substituted) -> dict[str, Any]:
-        calibrated = self.chosen.allowance is not None
-        return {
-            "quality": self.chosen.name, "uses": counts.uses, "substituted": counts.substituted,
-            "patched": counts.patched, "computed": counts.computed, "share": counts.share,
-            "expected_nats": counts.nats if calibrated else None,
-        }  # fmt: skip
+    def of(self, counts: Substituted) -> AnswerQuality:
+        return AnswerQuality(self.chosen.name, counts, calibrated=self.chosen.allowance is not None)
 
 
 def identity_of(pack: Pack) -> str:

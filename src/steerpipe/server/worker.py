@@ -7,6 +7,7 @@ import gc
 import signal
 import time
 from bisect import bisect_left
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from steerpipe.core.config import EngineConfig
 from steerpipe.core.errors import CapacityError, InputError, SteerpipeError
 from steerpipe.core.events import PromptEvent, SequenceFailed, TokenEvent
 from steerpipe.core.ids import SequenceId
-from steerpipe.core.quality import Dial, Substituted
+from steerpipe.core.quality import AnswerQuality, Dial
 from steerpipe.engine.engine import Event
 from steerpipe.runtime.pipeline import Pipeline
 from steerpipe.server.draft_desk import DraftDesk
@@ -175,17 +176,19 @@ class EngineLoop:
     def _ended(self, ticket: Ticket, event: TokenEvent | PromptEvent) -> Ended:
         completion = self._engine.take_completion(event.sequence)
         before, after = self._before[ticket], self._pipe.counters()
-        substituted = self._forget(event.sequence)
+        quality = self._forget(event.sequence)
         experts = None if before is None or after is None else after - before
-        return Ended(ticket, completion.finish_reason, completion.timings, experts, substituted)
+        return Ended(ticket, completion.finish_reason, completion.timings, experts, quality)
 
-    def _forget(self, sequence: SequenceId) -> Substituted | None:
-        """What was substituted in it; None: the engine is exact."""
+    def _forget(self, sequence: SequenceId) -> AnswerQuality | None:
+        """None: the engine is exact."""
         ticket = self._tickets.pop(sequence)
         del self._sequences[ticket]
         del self._before[ticket]
         quality = self._pipe.quality
-        return None if quality is None else quality.desk.accounts.take(sequence)
+        if quality is None:
+            return None
+        return replace(quality.of(quality.desk.accounts.take(sequence)), quality=_quality_name(self._pipe))
 
     def _observed(self) -> Observed:
         times = StepTimes(
@@ -234,7 +237,6 @@ class _Teller:
 
 
 def _ready(pipe: Pipeline) -> Ready:
-    quality = Dial.EXACT.value if pipe.quality is None else Path(pipe.quality.chosen.name).name
     return Ready(
         folder=str(pipe.folder),
         max_context=pipe.config.max_context,
@@ -242,7 +244,12 @@ def _ready(pipe: Pipeline) -> Ready:
         vocab=pipe.spec.vocab,
         end_tokens=pipe.defaults.end_tokens,
         defaults=pipe.defaults.settings,
-        settings=(*((choice.name, choice.value) for choice in pipe.config.choices), ("quality", quality)),
+        settings=(*((choice.name, choice.value) for choice in pipe.config.choices), ("quality", _quality_name(pipe))),
         memory=pipe.memory,
         experts_resident=pipe.budget.resident,
     )
+
+
+def _quality_name(pipe: Pipeline) -> str:
+    """Of a plan the name of its file: where that lies is not the clients' business."""
+    return Dial.EXACT.value if pipe.quality is None else Path(pipe.quality.chosen.name).name
