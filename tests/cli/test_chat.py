@@ -142,6 +142,20 @@ def test_where_the_context_is_full_a_new_conversation_is_offered_and_begun(tmp_p
     os.close(terminal.screen)
 
 
+def test_an_answer_that_is_not_exact_says_so(tmp_path: Path) -> None:
+    terminal = start(tmp_path, "--max-tokens", "6", "--fast-memory", "12.5%", "--quality", "fast")
+    terminal.wait_for("/help")
+    terminal.type("Do you like dogs?\r")
+    terminal.wait_until(" · (length|stop)")
+    terminal.wait_until(r"quality fast: \d+\.\d% of \d+ expert uses in decoding were substituted")
+    terminal.type("/stats\r")
+    terminal.wait_for("1: first token after")
+    terminal.wait_for("quality fast: ")
+    terminal.type("/quit\r")
+    assert terminal.process.wait(PATIENCE_SECONDS) == 0
+    os.close(terminal.screen)
+
+
 def test_halves_of_characters_are_marked_and_whole_ones_kept() -> None:
     assert whole("a\udce9b 😀 é") == "a\ufffdb 😀 é"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steerpipe.cli.answers import show_memory, show_prediction
+from steerpipe.cli.answers import quality_line, show_memory, show_prediction
 from steerpipe.cli.shared import Debug, Model, Predict, app, guarded, progress_bar, quiet_transformers
 from steerpipe.core.errors import InputError
 
@@ -34,6 +34,11 @@ def chat(
     fast_memory: Annotated[str | None, typer.Option(help="slots for experts: auto, 4GiB, or 25% of them")] = None,
     ram: Annotated[str | None, typer.Option(help="memory for experts in RAM, slots included without a GPU")] = None,
     pace: Annotated[str | None, typer.Option(help="slow the link to so many bytes per second")] = None,
+    quality: Annotated[
+        str | None,
+        typer.Option(help="answers without missing experts: exact, high, balanced, fast, a miss policy, or a plan"),
+    ] = None,
+    quality_profile: Annotated[str | None, typer.Option(help="what `steerpipe calibrate` wrote")] = None,
     cover: Annotated[
         str | None, typer.Option(help="first tokens that do not wait for experts, a number or auto; changes text")
     ] = None,
@@ -50,7 +55,8 @@ def chat(
 
     flags = {
         "dtype": dtype, "device": device, "threads": threads, "max_context": max_context, "fast_memory": fast_memory,
-        "ram": ram, "pace": pace, "cover": cover, "predict": predict,
+        "ram": ram, "pace": pace, "quality": quality, "quality_profile": quality_profile, "cover": cover,
+        "predict": predict,
     }  # fmt: skip
     sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
 
@@ -64,13 +70,17 @@ def chat(
         from steerpipe.runtime.chat_thread import ChatThread
 
         SamplingSettings().override(**sampling)  # a wrong value is told before gigabytes are read
-        with _open(model, load_config(flags, file=config)) as pipe:
+        chosen = load_config(flags, file=config)
+        with _open(model, chosen) as pipe:
             if not pipe.codec.has_chat_template:
                 raise InputError(f"{pipe.folder} has no chat template", fix="steerpipe generate --raw continues a text")
             show_memory(pipe)
             settings = pipe.settings(**sampling)
             with closing(ChatThread(pipe, settings, system=system, drafts=drafts)) as thread:
-                ChatScreen(thread, pipe.folder.name, drafts=drafts).run()
+                ChatScreen(
+                    thread, pipe.folder.name, drafts=drafts,
+                    lossy=lambda turn: quality_line(turn.substituted, pipe, chosen.quality),
+                ).run()  # fmt: skip
             show_prediction(pipe)
 
     guarded(run, debug)
