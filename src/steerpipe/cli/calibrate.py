@@ -68,7 +68,7 @@ def _texts(file: Path, subject: "Subject", tokens: int, window: int) -> list[Seq
     found: list[Sequence[int]] = []
     most = min(max(window, LEAST_TOKENS), subject.context)
     for prompt in read_prompts(file):
-        ids = prompt.encode(subject.codec, raw=False)[:most]
+        ids = prompt.encode_start(subject.codec, most)
         if len(ids) >= LEAST_TOKENS:
             found.append(ids)
         if sum(map(len, found)) >= tokens:

@@ -17,7 +17,7 @@ from typing import Any
 
 from steerpipe.core.errors import InputError
 from steerpipe.engine.tokenizer import ChatMessage, TextCodec
-from steerpipe.runtime.prompts import encode_prompt
+from steerpipe.runtime.prompts import encode_prompt, is_chat
 
 _FIX = 'a line is {"prompt": "..."}, {"text": "..."}, {"messages": [...]} or {"turns": [...]}, perhaps with an "id"'
 
@@ -34,6 +34,14 @@ class FilePrompt:
     def encode(self, codec: TextCodec, *, raw: bool) -> tuple[int, ...]:
         """The token ids that a model sees; `raw`: a prompt as it is, without the chat template."""
         return encode_prompt(self.content, codec, raw=self.document or (raw and isinstance(self.content, str)))
+
+    def encode_start(self, codec: TextCodec, count: int) -> tuple[int, ...]:
+        """The first `count` of `encode(raw=False)`, however long the line is."""
+        if not is_chat(self.content, codec, raw=self.document):
+            assert isinstance(self.content, str), "a conversation goes through the chat template"
+            return tuple(codec.encode_start(self.content, count, add_special=True))
+        turns = [ChatMessage("user", self.content)] if isinstance(self.content, str) else self.content
+        return tuple(codec.encode_start(codec.render_chat(turns), count, add_special=False))
 
 
 def read_prompts(file: Path, limit: int | None = None) -> list[FilePrompt]:
@@ -73,7 +81,7 @@ def _parse(line: str, file: Path, number: int) -> FilePrompt:
         if not isinstance(raw, dict):
             raise TypeError("not an object")
         content, document = _content(raw)
-    except (ValueError, TypeError, KeyError) as problem:
+    except (ValueError, TypeError, KeyError, RecursionError) as problem:
         raise InputError(f"line {number} of {file} is not a prompt: {problem}", fix=_FIX) from None
     stem = file.name.partition(".")[0]
     named = raw.get("id")
