@@ -81,6 +81,7 @@ def _measure(
 ) -> tuple["QualityProfile", int]:
     from steerpipe.predict.files import save
     from steerpipe.predict.lookahead import RouterLookahead
+    from steerpipe.predict.mark import ModelMark
     from steerpipe.predict.storage import Storage
     from steerpipe.runtime.calibrating import measure_defaults
     from steerpipe.runtime.calibration import Calibration
@@ -92,6 +93,7 @@ def _measure(
             own = subject.lookahead
             subject.rehearsal.defaults = defaults.vectors
             made = RouterLookahead(own.routers, shared=own.shared, defaults=defaults, horizons=own.horizons)
+            made.mark = ModelMark.of(subject.rehearsal.geometry, subject.identity)
             _written(lambda: save(made, folder / "lookahead.safetensors", Storage.FLOAT16), folder)
         calibration = Calibration(
             subject.rehearsal, texts, subject.predictors, residency=residency,
