@@ -1,14 +1,17 @@
 """`steerpipe calibrate`: what lossy answers to a miss cost a model."""
 
 import json
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from steerpipe.cli.shared import Debug, Json, app, guarded, quiet_transformers, step_progress
-from steerpipe.core.errors import CapacityError, ConfigError
+from steerpipe.core.errors import CapacityError, ConfigError, InputError
+from steerpipe.core.quality import Dial, MissPolicy
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,14 +19,20 @@ if TYPE_CHECKING:
     from steerpipe.runtime.calibrating import Subject
     from steerpipe.runtime.quality_profile import Measurement, QualityProfile
 
+_TOKENS = 1024  # of the texts, where nobody says how many
+
 
 @app.command()
 def calibrate(
     paths: Annotated[
         list[Path], typer.Argument(metavar="[MODEL] TEXTS", help="the model, and JSONL of texts as `train` takes it")
     ],
-    out: Annotated[Path | None, typer.Option(help="folder to write to; default: predictors beside the model")] = None,
-    tokens: Annotated[int, typer.Option(help="of the texts, that every policy is measured on")] = 1024,
+    out: Annotated[
+        str | None, typer.Option(help="folder to write to; default: predictors beside a model of your own")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="of the texts; default: 1024, and as many as measuring a bound takes")
+    ] = None,
     window: Annotated[int, typer.Option(help="most tokens of a text")] = 288,
     residency: Annotated[float, typer.Option(help="share of the experts that is there")] = 0.25,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16")] = "auto",
@@ -41,28 +50,74 @@ def calibrate(
         quiet_transformers()
         if len(paths) > 2:
             raise ConfigError(f"{len(paths)} paths", fix="give MODEL TEXTS, or TEXTS for the embedded model")
-        if not 0 < residency < 1 or tokens < 1 or window < 1:
+        if not 0 < residency < 1 or (tokens is not None and tokens < 1) or window < 1:
             raise ConfigError(
                 f"--residency {residency} --tokens {tokens} --window {window}",
                 fix="a share below 1, and counts above 0",
             )
         model = str(paths[0]) if len(paths) == 2 else None
         flags = {"device": "cpu", "dtype": dtype, "threads": threads, "fast_memory": fast_memory}
-        subject = open_subject(model, load_config(flags))
-        try:
-            texts = _texts(paths[-1], subject, tokens, window)
-            folder = out or subject.folder / "predictors"
-            profile, size_bytes = _measure(subject, texts, folder, residency, quiet=as_json)
-        finally:
-            subject.close()
+        with _writable(_folder(out, model)) as folder:
+            subject = open_subject(model, load_config(flags))
+            try:
+                texts = _texts(paths[-1], subject, tokens, window)
+                profile, size_bytes = _measure(subject, texts, folder, residency, quiet=as_json)
+            finally:
+                subject.close()
         _show(profile, folder, size_bytes, as_json=as_json)
+        if not as_json:
+            print(_advice(profile, model, folder, beside=out is None))
 
     guarded(run, debug)
 
 
-def _texts(file: Path, subject: "Subject", tokens: int, window: int) -> list[Sequence[int]]:
-    """Windows of the file's texts, one of each, until they have `tokens` tokens."""
-    from steerpipe.runtime.calibration import LEAST_TOKENS
+def _folder(out: str | None, model: str | None) -> Path:
+    """Where the profile goes."""
+    from steerpipe.predict.shipped import ASSETS, FOLDER
+    from steerpipe.runtime.models import find_model
+
+    if out is not None:
+        if not out:
+            raise ConfigError("--out is empty", fix="give --out FOLDER")
+        return Path(out)
+    beside = find_model(model)
+    if beside.resolve().is_relative_to(ASSETS.resolve()):
+        raise ConfigError(
+            "the embedded model lies in the installed package, which comes with a profile and is not written to",
+            fix="give --out FOLDER",
+        )
+    return beside / FOLDER
+
+
+@contextmanager
+def _writable(folder: Path) -> Iterator[Path]:
+    """Makes it and tries it, before the minutes that a measurement takes; what is empty after an error goes again."""
+    from steerpipe.core.whole_file import write_whole
+    from steerpipe.runtime.quality_profile import FILE
+
+    made, probe = not folder.exists(), folder / ".probe"
+    if (folder / FILE).is_dir():
+        raise CapacityError(f"{folder / FILE} is a folder", fix="give another --out FOLDER")
+
+    def write() -> int:
+        write_whole(probe, b"")
+        probe.unlink()
+        return 0
+
+    _written(write, folder)
+    try:
+        yield folder
+    except BaseException:
+        if made:
+            with suppress(OSError):  # default vectors lie there already
+                folder.rmdir()
+        raise
+
+
+def _texts(file: Path, subject: "Subject", tokens: int | None, window: int) -> list[Sequence[int]]:
+    """Windows of the file's texts, one of each, until they have `tokens` tokens. InputError: too few for a bound."""
+    from steerpipe.runtime.calibration import LEAST_MEASURED, LEAST_TOKENS, measured_tokens
+    from steerpipe.runtime.quality_rehearsal import PROMPT_TOKENS
     from steerpipe.trace.prompts import read_prompts
 
     found: list[Sequence[int]] = []
@@ -71,8 +126,15 @@ def _texts(file: Path, subject: "Subject", tokens: int, window: int) -> list[Seq
         ids = prompt.encode_start(subject.codec, most)
         if len(ids) >= LEAST_TOKENS:
             found.append(ids)
-        if sum(map(len, found)) >= tokens:
+        if sum(map(len, found)) >= (tokens or _TOKENS) and (tokens or measured_tokens(found) >= LEAST_MEASURED):
             break
+    measured = measured_tokens(found)
+    if measured < LEAST_MEASURED:
+        raise InputError(
+            f"{measured:,} tokens would be measured, and a bound needs {LEAST_MEASURED:,}: of {len(found)} texts of "
+            f"{LEAST_TOKENS} tokens or more, in each those behind its first {PROMPT_TOKENS}",
+            fix="give more texts, or longer ones" + ("" if tokens is None else ", and no --tokens"),
+        )
     return found
 
 
@@ -120,7 +182,18 @@ def _show(profile: "QualityProfile", folder: Path, size_bytes: int, *, as_json: 
     console.print(_by_place(profile), _by_dial(profile))
     drifting = ", ".join(map(str, profile.drifting)) or "none"
     print(f"drifting layers, exact but for fast: {drifting}")
-    print(f"written to {folder}: steerpipe generate --quality balanced uses it from there")
+
+
+def _advice(profile: "QualityProfile", model: str | None, folder: Path, *, beside: bool) -> str:
+    """A command that uses what was written."""
+    from steerpipe.runtime.quality_profile import FILE
+
+    dials = [dial for dial in (Dial.BALANCED, *Dial) if dial in profile.settings]
+    words = ["steerpipe", "generate", *([] if model is None else [model]), "-p", "Do you like dogs?"]
+    words += ["--fast-memory", f"{profile.residency * 100:g}%", "--quality", *(dials or [MissPolicy.PATCH])[:1]]
+    words += [] if beside else ["--quality-profile", str(folder / FILE)]
+    none = "" if dials else "no position of the dial keeps its bound, a miss policy has none; "
+    return f"written to {folder}; {none}it is used by\n  {shlex.join(words)}"
 
 
 def _by_place(profile: "QualityProfile") -> "Table":
