@@ -2,9 +2,10 @@
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from steerpipe.runtime.quality_profile import Measurement, QualityProfile
 
 _TOKENS = 1024  # of the texts, where nobody says how many
+_FIX = "give --out FOLDER"
 
 
 @app.command()
@@ -27,12 +29,8 @@ def calibrate(
     paths: Annotated[
         list[Path], typer.Argument(metavar="[MODEL] TEXTS", help="the model, and JSONL of texts as `train` takes it")
     ],
-    out: Annotated[
-        str | None, typer.Option(help="folder to write to; default: predictors beside a model of your own")
-    ] = None,
-    tokens: Annotated[
-        int | None, typer.Option(help="of the texts; default: 1024, and as many as measuring a bound takes")
-    ] = None,
+    out: Annotated[str | None, typer.Option(help="folder to write to; default: predictors beside the model")] = None,
+    tokens: Annotated[int | None, typer.Option(help="of the texts; default: 1024, or what a bound takes")] = None,
     window: Annotated[int, typer.Option(help="most tokens of a text")] = 288,
     residency: Annotated[float, typer.Option(help="share of the experts that is there")] = 0.25,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16")] = "auto",
@@ -46,6 +44,7 @@ def calibrate(
     def run() -> None:
         from steerpipe.core.config import load_config
         from steerpipe.runtime.calibrating import open_subject
+        from steerpipe.runtime.quality_profile import FILE
 
         quiet_transformers()
         if len(paths) > 2:
@@ -57,73 +56,48 @@ def calibrate(
             )
         model = str(paths[0]) if len(paths) == 2 else None
         flags = {"device": "cpu", "dtype": dtype, "threads": threads, "fast_memory": fast_memory}
-        with _writable(_folder(out, model)) as folder:
-            subject = open_subject(model, load_config(flags))
-            try:
-                texts = _texts(paths[-1], subject, tokens, window)
-                profile, size_bytes = _measure(subject, texts, folder, residency, quiet=as_json)
-            finally:
-                subject.close()
+        folder = _folder(out, model)
+        subject = open_subject(model, load_config(flags))
+        try:
+            texts = _texts(paths[-1], subject, tokens, window)
+            profile, size_bytes = _measure(subject, texts, folder, residency, quiet=as_json)
+        finally:
+            subject.close()
         _show(profile, folder, size_bytes, as_json=as_json)
         if not as_json:
-            print(_advice(profile, model, folder, beside=out is None))
+            print(_advice(profile, model, folder / FILE, beside=out is None))
 
     guarded(run, debug)
 
 
 def _folder(out: str | None, model: str | None) -> Path:
-    """Where the profile goes."""
+    """Where the profile goes: it can be written to, which is tried before the minutes that a measurement takes."""
     from steerpipe.predict.shipped import ASSETS, FOLDER
     from steerpipe.runtime.models import find_model
 
-    if out is not None:
-        if not out:
-            raise ConfigError("--out is empty", fix="give --out FOLDER")
-        return Path(out)
-    beside = find_model(model)
-    if beside.resolve().is_relative_to(ASSETS.resolve()):
-        raise ConfigError(
-            "the embedded model lies in the installed package, which comes with a profile and is not written to",
-            fix="give --out FOLDER",
-        )
-    return beside / FOLDER
-
-
-@contextmanager
-def _writable(folder: Path) -> Iterator[Path]:
-    """Makes it and tries it, before the minutes that a measurement takes; what is empty after an error goes again."""
-    from steerpipe.core.whole_file import write_whole
-    from steerpipe.runtime.quality_profile import FILE
-
-    made, probe = not folder.exists(), folder / ".probe"
-    if (folder / FILE).is_dir():
-        raise CapacityError(f"{folder / FILE} is a folder", fix="give another --out FOLDER")
-
-    def write() -> int:
-        write_whole(probe, b"")
-        probe.unlink()
-        return 0
-
-    _written(write, folder)
-    try:
-        yield folder
-    except BaseException:
+    if out == "":
+        raise ConfigError("--out is empty", fix=_FIX)
+    folder = find_model(model) / FOLDER if out is None else Path(out)
+    if out is None and folder.resolve().is_relative_to(ASSETS.resolve()):
+        raise ConfigError("the embedded model lies in the installed package", fix=_FIX)
+    made = not folder.exists()
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()
         if made:
-            with suppress(OSError):  # default vectors lie there already
-                folder.rmdir()
-        raise
+            folder.rmdir()
+    return folder
 
 
 def _texts(file: Path, subject: "Subject", tokens: int | None, window: int) -> list[Sequence[int]]:
     """Windows of the file's texts, one of each, until they have `tokens` tokens. InputError: too few for a bound."""
     from steerpipe.runtime.calibration import LEAST_MEASURED, LEAST_TOKENS, measured_tokens
-    from steerpipe.runtime.quality_rehearsal import PROMPT_TOKENS
     from steerpipe.trace.prompts import read_prompts
 
     found: list[Sequence[int]] = []
     most = min(max(window, LEAST_TOKENS), subject.context)
     for prompt in read_prompts(file):
-        ids = prompt.encode_start(subject.codec, most)
+        ids = prompt.encode(subject.codec, raw=False, first=most)
         if len(ids) >= LEAST_TOKENS:
             found.append(ids)
         if sum(map(len, found)) >= (tokens or _TOKENS) and (tokens or measured_tokens(found) >= LEAST_MEASURED):
@@ -131,9 +105,9 @@ def _texts(file: Path, subject: "Subject", tokens: int | None, window: int) -> l
     measured = measured_tokens(found)
     if measured < LEAST_MEASURED:
         raise InputError(
-            f"{measured:,} tokens would be measured, and a bound needs {LEAST_MEASURED:,}: of {len(found)} texts of "
-            f"{LEAST_TOKENS} tokens or more, in each those behind its first {PROMPT_TOKENS}",
-            fix="give more texts, or longer ones" + ("" if tokens is None else ", and no --tokens"),
+            f"{measured} tokens would be measured, and a bound needs {LEAST_MEASURED}: {len(found)} texts have "
+            f"{LEAST_TOKENS} tokens or more",
+            fix="give more texts, or longer ones" + ", and no --tokens" * (tokens is not None),
         )
     return found
 
@@ -156,20 +130,23 @@ def _measure(
             subject.rehearsal.defaults = defaults.vectors
             made = RouterLookahead(own.routers, shared=own.shared, defaults=defaults, horizons=own.horizons)
             made.mark = ModelMark.of(subject.rehearsal.geometry, subject.identity)
-            _written(lambda: save(made, folder / "lookahead.safetensors", Storage.FLOAT16), folder)
+            with _writing(folder):
+                save(made, folder / "lookahead.safetensors", Storage.FLOAT16)
         calibration = Calibration(
             subject.rehearsal, texts, subject.predictors, residency=residency,
             progress=lambda done, total: progress("policies", done, total),
         )  # fmt: skip
         profile = calibration.profile(subject.identity)
-    return profile, _written(lambda: save_profile(profile, folder / FILE), folder)
+    with _writing(folder):
+        return profile, save_profile(profile, folder / FILE)
 
 
-def _written(write: Callable[[], int], folder: Path) -> int:
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
     try:
-        return write()
+        yield
     except OSError as problem:
-        raise CapacityError(f"{folder} cannot be written to: {problem.strerror}", fix="give --out FOLDER") from None
+        raise CapacityError(f"{folder} cannot be written to: {problem.strerror}", fix=_FIX) from None
 
 
 def _show(profile: "QualityProfile", folder: Path, size_bytes: int, *, as_json: bool) -> None:
@@ -184,16 +161,13 @@ def _show(profile: "QualityProfile", folder: Path, size_bytes: int, *, as_json: 
     print(f"drifting layers, exact but for fast: {drifting}")
 
 
-def _advice(profile: "QualityProfile", model: str | None, folder: Path, *, beside: bool) -> str:
-    """A command that uses what was written."""
-    from steerpipe.runtime.quality_profile import FILE
-
+def _advice(profile: "QualityProfile", model: str | None, file: Path, *, beside: bool) -> str:
+    """A command that uses what was written; a miss policy has no bound."""
     dials = [dial for dial in (Dial.BALANCED, *Dial) if dial in profile.settings]
-    words = ["steerpipe", "generate", *([] if model is None else [model]), "-p", "Do you like dogs?"]
-    words += ["--fast-memory", f"{profile.residency * 100:g}%", "--quality", *(dials or [MissPolicy.PATCH])[:1]]
-    words += [] if beside else ["--quality-profile", str(folder / FILE)]
-    none = "" if dials else "no position of the dial keeps its bound, a miss policy has none; "
-    return f"written to {folder}; {none}it is used by\n  {shlex.join(words)}"
+    words = ["steerpipe", "generate", *([model] if model else []), "-p", "Do you like dogs?", "--fast-memory"]
+    words += [f"{profile.residency * 100:g}%", "--quality", *(dials or [MissPolicy.PATCH])[:1]]
+    words += [] if beside else ["--quality-profile", str(file)]
+    return f"written to {file.parent}; to use it:\n  {shlex.join(words)}"
 
 
 def _by_place(profile: "QualityProfile") -> "Table":

@@ -197,7 +197,7 @@ class Substituted:
 class AnswerQuality:
     """What a lossy engine says of an answer, in one form wherever it is told."""
 
-    quality: str  # as it was asked for
+    quality: str  # as it was asked for; of a plan the name of its file
     counts: Substituted
     calibrated: bool  # whether `counts.nats` is what a calibration expects; else nobody knows
 

@@ -22,9 +22,8 @@ OF_A_RANK = (MissPolicy.SURROGATE, MissPolicy.PATCH, MissPolicy.DROP)
 DRIFTING = 1.25  # an early layer drifts if a surrogate costs so many times what it does in the median of the layers
 SAFETY = 0.7  # so much of its bound a plan may take on the calibration texts: others cost more or less
 LEAST_TOKENS = PROMPT_TOKENS + 16  # of a text
-# Of 1,110 tokens of ten texts the 95 % interval of `balanced` reached 1.38 times its mean. A plan that takes SAFETY of
-# its bound keeps it up to 1 / SAFETY = 1.43 times, and intervals narrow with the root of the tokens: 1,110 (.38 / .43)²
-# are 870. benchmarks/notes/2026-11-15-quality.md
+# Tokens. Of 1,110 the 95 % interval of `balanced` reached 1.38 times its mean (docs/quality.md), and SAFETY bears 1.43;
+# it narrows with their root: 1,110 (.38 / .43)² are 870.
 LEAST_MEASURED = 900
 EXACT = Substituted()
 
@@ -64,7 +63,7 @@ class Meter:
 
 
 def measured_tokens(texts: Sequence[Sequence[int]]) -> int:
-    """Of texts of LEAST_TOKENS or more: those behind the prompt that have one after them."""
+    """Of texts of LEAST_TOKENS or more."""
     return sum(len(text) - PROMPT_TOKENS - 1 for text in texts)
 
 

@@ -156,7 +156,7 @@ def open_cover(
     plan, allowance = _plan(config, spec, folder, identity)
     home = folder if config.quality_profile is None else Path(config.quality_profile).parent
     lookahead = find_lookahead(spec, weights, mark_for(spec, identity), folder, home)
-    vectors = vectors_for(plan, spec, lookahead, fix="leave --cover out")
+    vectors = vectors_for(plan, spec, lookahead)
     span = None if config.cover == AUTO else int(config.cover)
     return CoverDesk(plan, source.impatient(), spec.moe_layers, vectors, allowance, span, lambda: source.block_seconds)
 

@@ -42,7 +42,7 @@ class Chosen:
     name: str
     plan: QualityPlan
     allowance: Allowance | None = None
-    identity: str | None = None  # of the pack that it is for; None: predictors of other weights are not noticed
+    identity: str = ""  # of the pack that it is for; without one, predictors of other weights are taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Quality:
         return said
 
     def of(self, counts: Substituted) -> AnswerQuality:
-        return AnswerQuality(self.chosen.name, counts, calibrated=self.chosen.allowance is not None)
+        return AnswerQuality(Path(self.chosen.name).name, counts, calibrated=self.chosen.allowance is not None)
 
 
 def identity_of(pack: Pack) -> str:
@@ -123,31 +123,26 @@ def open_quality(
     return Quality(chosen, desk, () if routes is None else (routes,))
 
 
-def mark_for(spec: ModelSpec, identity: str | None) -> ModelMark:
-    """`identity` of the pack; None: of any weights."""
-    return mark_of(spec, None if identity is None else identity.partition("-")[0])
+def mark_for(spec: ModelSpec, identity: str) -> ModelMark:
+    return mark_of(spec, identity.partition("-")[0] or None)
 
 
-def uncalibrated(spec: ModelSpec, needed: str = "", *, fix: str | None = None) -> ConfigError:
-    """Of a model without a geometry, of which neither default vectors nor a profile can be measured."""
+def uncalibrated(spec: ModelSpec, needed: str = "") -> ConfigError:
+    """Of a model without a geometry: neither default vectors nor a profile can be measured."""
     shapes = {(spec.moe(layer).experts, spec.moe(layer).top_k) for layer in spec.moe_layers}
-    if len(spec.moe_layers) < 2:
-        whose = "one layer of experts" if spec.moe_layers else "no experts"
-    else:
-        whose = "layers that differ in their experts" if len(shapes) > 1 else f"all {max(shapes)[0]} experts routed"
-    usable = "exact, or drop, which needs no calibration" if len({k for _, k in shapes}) < 2 else "exact"
-    return ConfigError(f"{needed}a model with {whose} cannot be calibrated", fix=fix or f"use --quality {usable}")
+    whose = "layers that differ" if shapes else "no experts"
+    if len(shapes) == 1:
+        whose = "one layer of experts" if len(spec.moe_layers) == 1 else f"all {max(shapes)[0]} experts routed"
+    fix = f"use --quality exact{' or drop' if len(shapes) == 1 else ''}, and no --cover"
+    return ConfigError(f"{needed}a model with {whose} cannot be calibrated", fix=fix)
 
 
-def vectors_for(
-    plan: QualityPlan, spec: ModelSpec, lookahead: RouterLookahead, *, fix: str | None = None
-) -> Tensor | None:
-    """Default vectors [layers, E, H]; None: nobody has measured them, which matters if `plan` needs them. `fix`: where
-    they cannot be measured; ConfigError then."""
+def vectors_for(plan: QualityPlan, spec: ModelSpec, lookahead: RouterLookahead) -> Tensor | None:
+    """Default vectors [layers, E, H], where somebody has measured them. ConfigError: nobody can."""
     if lookahead.defaults is not None:
         return lookahead.defaults.vectors
     if geometry_of(spec) is None and plan.used & {MissPolicy.SURROGATE, MissPolicy.PATCH}:
-        raise uncalibrated(spec, "surrogate and patch need default vectors, and ", fix=fix)
+        raise uncalibrated(spec, "surrogate and patch need default vectors, and ")
     return None
 
 
@@ -161,17 +156,13 @@ def find_lookahead(spec: ModelSpec, weights: ModelWeights, here: ModelMark, *pla
         if file is not None and file.is_file():
             found = files.load(file, routers, here=here)
             if isinstance(found, RouterLookahead):
-                return _sound(found, file)
+                if found.defaults is not None and not found.defaults.vectors.isfinite().all():
+                    raise DamagedFileError(
+                        f"{file} has default vectors that are not finite", fix="remove it, then steerpipe calibrate"
+                    )
+                return found
     shared = all(spec.moe(layer).shared_width for layer in spec.moe_layers)
     return RouterLookahead(routers, shared=shared)
-
-
-def _sound(found: RouterLookahead, file: Path) -> RouterLookahead:
-    if found.defaults is not None and not found.defaults.vectors.isfinite().all():
-        raise DamagedFileError(
-            f"{file} has default vectors that are not finite", fix="remove it, and measure them: steerpipe calibrate"
-        )
-    return found
 
 
 def committing(

@@ -7,7 +7,6 @@ import gc
 import signal
 import time
 from bisect import bisect_left
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -186,9 +185,7 @@ class EngineLoop:
         del self._sequences[ticket]
         del self._before[ticket]
         quality = self._pipe.quality
-        if quality is None:
-            return None
-        return replace(quality.of(quality.desk.accounts.take(sequence)), quality=_quality_name(self._pipe))
+        return None if quality is None else quality.of(quality.desk.accounts.take(sequence))
 
     def _observed(self) -> Observed:
         times = StepTimes(
@@ -237,6 +234,7 @@ class _Teller:
 
 
 def _ready(pipe: Pipeline) -> Ready:
+    quality = Dial.EXACT.value if pipe.quality is None else Path(pipe.quality.chosen.name).name
     return Ready(
         folder=str(pipe.folder),
         max_context=pipe.config.max_context,
@@ -244,12 +242,7 @@ def _ready(pipe: Pipeline) -> Ready:
         vocab=pipe.spec.vocab,
         end_tokens=pipe.defaults.end_tokens,
         defaults=pipe.defaults.settings,
-        settings=(*((choice.name, choice.value) for choice in pipe.config.choices), ("quality", _quality_name(pipe))),
+        settings=(*((choice.name, choice.value) for choice in pipe.config.choices), ("quality", quality)),
         memory=pipe.memory,
         experts_resident=pipe.budget.resident,
     )
-
-
-def _quality_name(pipe: Pipeline) -> str:
-    """Of a plan the name of its file: where that lies is not the clients' business."""
-    return Dial.EXACT.value if pipe.quality is None else Path(pipe.quality.chosen.name).name

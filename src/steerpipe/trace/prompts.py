@@ -17,7 +17,7 @@ from typing import Any
 
 from steerpipe.core.errors import InputError
 from steerpipe.engine.tokenizer import ChatMessage, TextCodec
-from steerpipe.runtime.prompts import encode_prompt, is_chat
+from steerpipe.runtime.prompts import encode_prompt
 
 _FIX = 'a line is {"prompt": "..."}, {"text": "..."}, {"messages": [...]} or {"turns": [...]}, perhaps with an "id"'
 
@@ -31,17 +31,10 @@ class FilePrompt:
     content: str | tuple[ChatMessage, ...]
     document: bool = False
 
-    def encode(self, codec: TextCodec, *, raw: bool) -> tuple[int, ...]:
-        """The token ids that a model sees; `raw`: a prompt as it is, without the chat template."""
-        return encode_prompt(self.content, codec, raw=self.document or (raw and isinstance(self.content, str)))
-
-    def encode_start(self, codec: TextCodec, count: int) -> tuple[int, ...]:
-        """The first `count` of `encode(raw=False)`, however long the line is."""
-        if not is_chat(self.content, codec, raw=self.document):
-            assert isinstance(self.content, str), "a conversation goes through the chat template"
-            return tuple(codec.encode_start(self.content, count, add_special=True))
-        turns = [ChatMessage("user", self.content)] if isinstance(self.content, str) else self.content
-        return tuple(codec.encode_start(codec.render_chat(turns), count, add_special=False))
+    def encode(self, codec: TextCodec, *, raw: bool, first: int | None = None) -> tuple[int, ...]:
+        """The token ids that a model sees; `raw`: a prompt as it is, without the chat template. `first`: so many."""
+        raw = self.document or (raw and isinstance(self.content, str))
+        return encode_prompt(self.content, codec, raw=raw, first=first)
 
 
 def read_prompts(file: Path, limit: int | None = None) -> list[FilePrompt]:
