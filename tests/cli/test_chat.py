@@ -74,6 +74,12 @@ def start(folder: Path, *options: str) -> Terminal:
     return Terminal(process, ours)
 
 
+def leave(terminal: Terminal) -> None:
+    terminal.type("/quit\r")
+    assert terminal.process.wait(PATIENCE_SECONDS) == 0
+    os.close(terminal.screen)
+
+
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Terminal]:
     found = start(tmp_path, "--max-tokens", "12")
@@ -110,9 +116,7 @@ def test_ctrl_c_stops_the_answer_and_the_next_one_is_its_own(tmp_path: Path) -> 
     terminal.wait_for("forgotten")
     terminal.type("Tell me a story.\r")
     assert "What is your favorite movie?" in terminal.wait_for(" · stop")  # all of its own, nothing of the other
-    terminal.type("/quit\r")
-    assert terminal.process.wait(PATIENCE_SECONDS) == 0
-    os.close(terminal.screen)
+    leave(terminal)
 
 
 def test_bytes_that_are_not_utf_8_are_sent_as_a_mark(terminal: Terminal) -> None:
@@ -137,9 +141,15 @@ def test_where_the_context_is_full_a_new_conversation_is_offered_and_begun(tmp_p
     terminal.wait_until(" · (length|stop)")
     terminal.type("/help\r")
     terminal.wait_for("/new        forget")
-    terminal.type("/quit\r")
-    assert terminal.process.wait(PATIENCE_SECONDS) == 0
-    os.close(terminal.screen)
+    leave(terminal)
+
+
+def test_an_answer_that_is_not_exact_says_so(tmp_path: Path) -> None:
+    terminal = start(tmp_path, "--max-tokens", "6", "--fast-memory", "12.5%", "--quality", "fast")
+    terminal.wait_for("/help")
+    terminal.type("Do you like dogs?\r")
+    terminal.wait_until(r"(length|stop)\s+quality fast: \d+\.\d% of \d+ expert uses in decoding were substituted")
+    leave(terminal)
 
 
 def test_halves_of_characters_are_marked_and_whole_ones_kept() -> None:

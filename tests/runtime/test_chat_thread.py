@@ -203,3 +203,14 @@ def test_a_conversation_that_is_forgotten_begins_anew(nano: Pipeline) -> None:
     again, anew = talk(thread, "Hello")
     thread.close()
     assert again == first and anew.prompt_tokens == report.prompt_tokens < longer.prompt_tokens
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_an_answer_that_is_not_exact_says_how_much_of_it_was_substituted(drafts: bool) -> None:
+    settings = SamplingSettings(temperature=0.0, max_tokens=6, ignore_eos=True)
+    with Pipeline(threads=1, profile=False, max_context=256, fast_memory="12.5%", quality="drop") as own:
+        with closing(ChatThread(own, settings, drafts=drafts)) as thread:
+            for text in ("Hello", "Do you like dogs?"):
+                counts = talk(thread, text)[1].substituted
+                assert counts is not None and counts.uses == 5 * 24 * 4 and 0 < counts.share < 1
+        assert own.quality is not None and not own.quality.desk.accounts._of

@@ -14,6 +14,7 @@ from steerpipe.core.errors import ConfigError, DamagedFileError, InputError
 from steerpipe.core.events import Completion
 from steerpipe.core.quality import MissPolicy, QualityPlan
 from steerpipe.core.timeline import Timeline
+from steerpipe.runtime.calibrating import open_subject
 from steerpipe.runtime.models import EMBEDDED
 from steerpipe.runtime.quality import choose
 from steerpipe.runtime.quality_profile import load_profile, profile_of
@@ -218,6 +219,20 @@ def test_a_model_that_nobody_measured_has_no_dial_but_policies(model: Path, tmp_
         counts = answer(pipe).substituted
         assert counts is not None and counts.substituted
     with opened(model, quality="commit", **own) as pipe:
+        assert answer(pipe).substituted is not None
+
+
+@pytest.mark.parametrize(("layers", "ranks", "said"), [(1, 2, "one layer of experts"), (2, 8, "all 8 experts routed")])
+def test_what_cannot_be_calibrated_is_not_sent_there(tmp_path: Path, layers: int, ranks: int, said: str) -> None:
+    write_tiny("olmoe", tmp_path, num_hidden_layers=layers, num_experts_per_tok=ranks)
+    own = {"fast_memory": "99%", "cache_dir": str(tmp_path)}
+    for settings in ({"quality": "surrogate"}, {"quality": "balanced"}, {"cover": "4"}):
+        with pytest.raises(ConfigError, match=said) as raised:
+            opened(tmp_path, **own, **settings)
+        assert "steerpipe calibrate" not in raised.value.fix
+    with pytest.raises(ConfigError, match=said):
+        open_subject(tmp_path, EngineConfig())
+    with opened(tmp_path, quality="drop", **own) as pipe:
         assert answer(pipe).substituted is not None
 
 

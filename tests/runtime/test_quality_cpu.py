@@ -65,7 +65,7 @@ def test_the_answer_is_exact_and_says_what_was_computed_where_it_lies(models: di
         assert counts.uses == 9 * LAYERS * TOP_K and counts.substituted == 0
         assert 0 < counts.computed < counts.uses
         assert f"{counts.computed} computed where they lie" in pipe.quality.line(counts)
-        assert pipe.quality.as_json(counts)["computed"] == counts.computed
+        assert pipe.quality.of(counts).as_json()["computed"] == counts.computed
         tier_of(pipe).check_integrity()
 
 

@@ -47,6 +47,7 @@ def test_an_answer_says_how_much_of_it_was_substituted(model: Path) -> None:
         assert quality["share"] == pytest.approx(quality["substituted"] / quality["uses"], abs=1e-6)
         two = server.complete("a question", max_tokens=40, n=2, temperature=1, seed=1)["quality"]
         assert two["uses"] == 2 * quality["uses"]
+        assert quality["quality"] == "drop" and quality["expected_nats"] is None
         assert server.get("/props").json()["settings"]["quality"] == "drop"
         metrics = server.metrics()
         uses = {how: metrics[f'steerpipe_expert_uses_total{{how="{how}"}}'] for how in ("exact", "substituted")}

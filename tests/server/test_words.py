@@ -2,6 +2,7 @@
 
 import json
 import typing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from pydantic import BaseModel
 
 from steerpipe.core.events import FinishReason, Timings, TokenEvent, TokenLogprob
 from steerpipe.core.ids import SequenceId
+from steerpipe.core.quality import AnswerQuality, Substituted
 from steerpipe.core.sampling import SamplingSettings
 from steerpipe.engine.request import Request
 from steerpipe.engine.tokenizer import TextCodec
@@ -22,7 +24,7 @@ from steerpipe.server.chat import ChatWriter
 from steerpipe.server.exposition import Histogram, counter, expose, histogram
 from steerpipe.server.faults import ApiError, to_json
 from steerpipe.server.messages import Ended, Ticket
-from steerpipe.server.outcomes import Outcome
+from steerpipe.server.outcomes import Outcome, figures_json
 from steerpipe.server.pieces import TokenTexts
 from steerpipe.server.schema import ChatRequest, CompletionRequest
 from steerpipe.server.think import CLOSE, OPEN, Split, ThinkSplitter
@@ -123,6 +125,14 @@ def test_a_chat_tells_thinking_apart_whole_and_in_chunks(tmp_path: Path) -> None
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "hm hm"
     assert "".join(delta.get("content", "") for delta in deltas) == "yes <b>"
     assert not any("think" in str(delta) for delta in deltas)
+
+
+def test_what_choices_went_without_is_told_in_the_form_of_generate() -> None:
+    outcome = thinking(["a"])
+    assert outcome.ended is not None and figures_json([outcome])["quality"] is None
+    outcome.ended = replace(outcome.ended, quality=AnswerQuality("fast", Substituted(8, 4, 1, 0.25), calibrated=True))
+    told = {"quality": "fast", "uses": 16, "substituted": 8, "patched": 2, "computed": 0, "share": 0.5}
+    assert figures_json([outcome, outcome])["quality"] == told | {"expected_nats": 0.5}
 
 
 def byte_codec(folder: Path) -> TextCodec:

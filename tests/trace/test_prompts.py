@@ -49,6 +49,7 @@ def test_without_an_id_equal_texts_are_one_prompt_wherever_they_stand(tmp_path: 
     ("line", "said"),
     [
         ("{", "line 2"),
+        ("[" * 200_000, "is not a prompt"),
         ("[1]", "not an object"),
         ({"question": "?"}, "none of the four"),
         ({"prompt": "a", "text": "b"}, "prompt and text"),
@@ -97,6 +98,26 @@ def test_prompts_go_through_the_chat_template_and_documents_do_not(tmp_path: Pat
     assert text.encode(codec, raw=False) == plain == prompt.encode(codec, raw=True)
     chat = tuple(codec.apply_chat([ChatMessage("user", "Hello")]))
     assert prompt.encode(codec, raw=False) == chat != plain
+
+
+def test_a_beginning_is_that_of_the_whole_and_looks_at_no_more_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codec, looked = TextCodec.load(folders.build(tmp_path / "model")), [0]
+    encode = codec.encode
+
+    def look(text: str, add_special: bool, first: int | None = None) -> list[int]:
+        looked.append(len(text) if first is None else 0)
+        return encode(text if first else text.strip(), add_special, first)  # a normaliser
+
+    said = "".join(f"{number} of them, \u00e9 \U0001f600 and <s>\n" for number in range(20_000))
+    lines = {"text": said}, {"prompt": said}, {"text": "short"}, {"text": " " * 50_000 + "Hello"}
+    monkeypatch.setattr(codec, "encode", look)
+    for prompt in read_prompts(write(tmp_path / "long.jsonl", *lines)):
+        whole = prompt.encode(codec, raw=False)
+        looked.clear()
+        assert all(prompt.encode(codec, raw=False, first=count) == whole[:count] for count in (1, 5, 288))
+        assert max(looked) < 60_000
 
 
 def test_a_thousand_combinatorial_prompts_are_every_template_with_every_topic() -> None:

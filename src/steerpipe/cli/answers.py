@@ -3,12 +3,14 @@
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from steerpipe.core.units import format_bytes
 
 if TYPE_CHECKING:
     from steerpipe.core.events import Completion
+    from steerpipe.core.quality import Substituted
     from steerpipe.runtime.pipeline import Pipeline
     from steerpipe.transfer.counters import LadderCounters
 
@@ -44,14 +46,21 @@ def show_prediction(pipe: "Pipeline") -> None:
 
 def show_quality(completion: "Completion", pipe: "Pipeline", asked: str) -> None:
     """One line where something else than an exact answer was asked for."""
+    line = quality_line(completion.substituted, pipe, asked)
+    if line is not None:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[dim]{escape(line)}[/dim]")
+
+
+def quality_line(substituted: "Substituted | None", pipe: "Pipeline", asked: str) -> str | None:
+    """What is said of one answer; None: it was to be exact."""
     if asked in ("exact", "wait"):
-        return
-    line = f"quality {asked}: every expert is resident, nothing was substituted"
-    if pipe.quality is not None and completion.substituted is not None:
-        line = pipe.quality.line(completion.substituted)
-        if pipe.config.device == "cuda" and pipe.budget.pinned_bytes:
-            line += "; from page-locked memory exact answers are usually quicker on a GPU (docs/quality.md)"
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[dim]{line}[/dim]")
+        return None
+    if pipe.quality is None or substituted is None:
+        return f"quality {asked}: every expert is resident, nothing was substituted"
+    line = pipe.quality.line(substituted)
+    if pipe.config.device == "cuda" and pipe.budget.pinned_bytes:
+        line += "; from page-locked memory exact answers are usually quicker on a GPU (docs/quality.md)"
+    return line
 
 
 def show_cover(completion: "Completion", asked: str | None) -> None:
@@ -65,7 +74,7 @@ def show_cover(completion: "Completion", asked: str | None) -> None:
 def quality_json(completion: "Completion", pipe: "Pipeline") -> dict[str, Any] | None:
     if pipe.quality is None or completion.substituted is None:
         return None
-    return pipe.quality.as_json(completion.substituted)
+    return pipe.quality.of(completion.substituted).as_json()
 
 
 def split_line(completion: "Completion", counters: "LadderCounters") -> str:

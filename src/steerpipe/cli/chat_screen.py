@@ -14,6 +14,7 @@ from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.history import InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from rich.console import Console
+from rich.markup import escape
 
 from steerpipe.core.errors import RequestError, SteerpipeError
 from steerpipe.intake.difference import edit_between
@@ -36,10 +37,14 @@ _HALVES = re.compile("[\ud800-\udfff]")  # where bytes that are not UTF-8 were t
 class ChatScreen:
     """Shows a ChatThread to a person."""
 
-    def __init__(self, thread: ChatThread, name: str, *, drafts: bool) -> None:
+    def __init__(
+        self, thread: ChatThread, name: str, *, drafts: bool, lossy: Callable[[TurnReport], str | None]
+    ) -> None:
+        """`lossy`: what there is to say of an answer that was not to be exact."""
         self._thread = thread
         self._name = name
         self._drafts = drafts
+        self._lossy = lossy
         self._typed = ""
         self._turns: list[TurnReport] = []
         self._console = Console(highlight=False, soft_wrap=True)
@@ -81,7 +86,7 @@ class ChatScreen:
                 for word in self._thread.enter(whole(text)):
                     if isinstance(word, TurnReport):
                         self._turns.append(word)
-                        self._console.print(f"\n[dim]{report_line(word)}[/dim]")
+                        self._console.print(f"\n[dim]{escape(self._report(word))}[/dim]")
                     else:
                         self._console.print(word, end="", markup=False)
         except SteerpipeError as error:
@@ -115,7 +120,10 @@ class ChatScreen:
     def _stats(self) -> str:
         if not self._turns:
             return "nothing has been answered yet"
-        return "\n".join(f"{number}: {report_line(turn)}" for number, turn in enumerate(self._turns, start=1))
+        return "\n".join(f"{number}: {self._report(turn)}" for number, turn in enumerate(self._turns, start=1))
+
+    def _report(self, turn: TurnReport) -> str:
+        return "\n".join(line for line in (report_line(turn), self._lossy(turn)) if line is not None)
 
 
 def whole(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from steerpipe.cli import options
 from steerpipe.cli.answers import quality_json, show_cover, show_memory, show_prediction, show_quality, show_timings
 from steerpipe.cli.shared import Debug, Json, Model, Predict, app, guarded, progress_bar, quiet_transformers
 from steerpipe.core.errors import InputError
@@ -28,45 +29,37 @@ if TYPE_CHECKING:
 def generate(
     model: Model = None,
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="text to answer; - reads it from stdin")] = "",
-    system: Annotated[str | None, typer.Option(help="system message for the chat template")] = None,
+    system: options.System = None,
     raw: Annotated[bool, typer.Option("--raw", help="continue the text as it is, without the chat template")] = False,
-    max_tokens: Annotated[int | None, typer.Option(help="most tokens of the answer")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy; default: the model's own")] = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
     top_k: Annotated[int | None, typer.Option(help="sample among the k likeliest; 0 is off")] = None,
-    top_p: Annotated[float | None, typer.Option(help="sample among the likeliest of total probability p")] = None,
+    top_p: options.TopP = None,
     min_p: Annotated[float | None, typer.Option(help="drop tokens below this share of the likeliest")] = None,
     repetition_penalty: Annotated[float | None, typer.Option(help="above 1 discourages repeats")] = None,
     presence_penalty: Annotated[float | None, typer.Option(help="-2 to 2, once per token that occurred")] = None,
     frequency_penalty: Annotated[float | None, typer.Option(help="-2 to 2, per occurrence of a token")] = None,
-    seed: Annotated[int | None, typer.Option(help="same seed, same text")] = None,
+    seed: options.Seed = None,
     stop: Annotated[list[str] | None, typer.Option(help="end before this text; may be given several times")] = None,
     stop_token_id: Annotated[list[int] | None, typer.Option(help="end at this token; may be repeated")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="go on after an end token")] = False,
     logprobs: Annotated[int | None, typer.Option(help="log probabilities of each token and of the n likeliest")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
-    max_context: Annotated[int | None, typer.Option(help="tokens of prompt and answer together")] = None,
-    prefill_chunk: Annotated[int | None, typer.Option(help="prompt tokens per step, a multiple of 16")] = None,
-    kv_memory: Annotated[str | None, typer.Option(help="memory for keys and values, such as 512MiB")] = None,
-    fast_memory: Annotated[str | None, typer.Option(help="slots for experts: auto, 4GiB, or 25% of them")] = None,
-    ram: Annotated[str | None, typer.Option(help="memory for experts in RAM, slots included without a GPU")] = None,
-    pin: Annotated[str | None, typer.Option(help="how much of it a GPU copies from directly: auto, 8GiB, 0")] = None,
-    pace: Annotated[str | None, typer.Option(help="slow the link to the experts to so many bytes per second")] = None,
-    policy: Annotated[str | None, typer.Option(help="who leaves a slot first: auto, reuse, lfru or lru")] = None,
-    quality: Annotated[
-        str | None,
-        typer.Option(help="answers without missing experts: exact, high, balanced, fast, a miss policy, or a plan"),
-    ] = None,
-    quality_profile: Annotated[str | None, typer.Option(help="what `steerpipe calibrate` wrote")] = None,
-    cover: Annotated[
-        str | None, typer.Option(help="first tokens that do not wait for experts, a number or auto; changes text")
-    ] = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    max_context: options.MaxContext = None,
+    prefill_chunk: options.PrefillChunk = None,
+    kv_memory: options.KvMemory = None,
+    fast_memory: options.FastMemory = None,
+    ram: options.Ram = None,
+    pin: options.Pin = None,
+    pace: options.Pace = None,
+    policy: options.Policy = None,
+    quality: options.Quality = None,
+    quality_profile: options.QualityProfile = None,
+    cover: options.Cover = None,
     predict: Predict = None,
-    profile: Annotated[
-        bool | None,
-        typer.Option("--profile/--no-profile", help="learn from the last run, and let the next learn"),
-    ] = None,
+    profile: options.Profile = None,
     cache_dir: Annotated[str | None, typer.Option(help="where packs of checkpoints are kept")] = None,
     timeline: Annotated[
         Path | None, typer.Option(help="write compute, copies and waits as a trace for Perfetto or Chrome")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from steerpipe.cli import options
 from steerpipe.cli.shared import Debug, Json, Model, app, guarded, quiet_transformers
 from steerpipe.core.errors import ConfigError, InputError
 from steerpipe.core.quality import MissPolicy, check_cpu
@@ -35,14 +36,14 @@ def plan(
     prompt_tokens: Annotated[
         int, typer.Option(min=1, help="length of the prompt for the time to the first token")
     ] = 64,
-    fast_memory: Annotated[str | None, typer.Option(help="slots for experts: auto, 4GiB, or 25% of them")] = None,
-    ram: Annotated[str | None, typer.Option(help="memory for experts in RAM, slots included without a GPU")] = None,
-    pin: Annotated[str | None, typer.Option(help="how much of it a GPU copies from directly: auto, 8GiB, 0")] = None,
-    pace: Annotated[str | None, typer.Option(help="slow the link to the experts to so many bytes per second")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16")] = None,
-    max_context: Annotated[int | None, typer.Option(help="tokens of prompt and answer together")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with a table named engine")] = None,
+    fast_memory: options.FastMemory = None,
+    ram: options.Ram = None,
+    pin: options.Pin = None,
+    pace: options.Pace = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    max_context: options.MaxContext = None,
+    config: options.Config = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

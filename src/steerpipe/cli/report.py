@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from steerpipe.cli import options
 from steerpipe.cli.shared import Debug, Json, Model, Predict, app, guarded, quiet_transformers
 from steerpipe.core.whole_file import check_place
 
@@ -16,16 +17,16 @@ def report(
     out: Annotated[Path, typer.Option("--out", "-o", help="the file to write")] = Path("steerpipe-report.zip"),
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="what to answer; it is not in the file")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="tokens of the answer")] = 64,
-    dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
-    fast_memory: Annotated[str | None, typer.Option(help="slots for experts: auto, 4GiB, or 25% of them")] = None,
-    ram: Annotated[str | None, typer.Option(help="memory for experts in RAM, slots included without a GPU")] = None,
-    pace: Annotated[str | None, typer.Option(help="slow the link to the experts to so many bytes per second")] = None,
-    policy: Annotated[str | None, typer.Option(help="who leaves a slot first: auto, reuse, lfru or lru")] = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    fast_memory: options.FastMemory = None,
+    ram: options.Ram = None,
+    pace: options.Pace = None,
+    policy: options.Policy = None,
     predict: Predict = None,
-    cache_dir: Annotated[str | None, typer.Option(help="where packs of checkpoints are kept")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with a table named engine")] = None,
+    cache_dir: options.CacheDir = None,
+    config: options.Config = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

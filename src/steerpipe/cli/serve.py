@@ -1,11 +1,11 @@
 """`steerpipe serve`: the OpenAI-compatible server."""
 
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from steerpipe.cli import options
 from steerpipe.cli.shared import Debug, Model, Predict, app, guarded
 from steerpipe.core.errors import CapacityError, ConfigError, InputError, SteerpipeError
 from steerpipe.core.units import parse_bytes
@@ -32,30 +32,23 @@ def serve(
         bool, typer.Option("--drafts/--no-drafts", help="work on prompts while they are typed (WebSocket)")
     ] = True,
     max_batch: Annotated[int | None, typer.Option(help="answers computed together; 1: one after the other")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
-    max_context: Annotated[int | None, typer.Option(help="tokens of prompt and answer together")] = None,
-    prefill_chunk: Annotated[int | None, typer.Option(help="prompt tokens per step, a multiple of 16")] = None,
-    kv_memory: Annotated[
-        str | None, typer.Option(help="for keys and values: 512MiB, or shared: pages of the fast memory")
-    ] = None,
-    fast_memory: Annotated[str | None, typer.Option(help="slots for experts: auto, 4GiB, or 25% of them")] = None,
-    ram: Annotated[str | None, typer.Option(help="memory for experts in RAM, slots included without a GPU")] = None,
-    pin: Annotated[str | None, typer.Option(help="how much of it a GPU copies from directly: auto, 8GiB, 0")] = None,
-    pace: Annotated[str | None, typer.Option(help="slow the link to the experts to so many bytes per second")] = None,
-    policy: Annotated[str | None, typer.Option(help="who leaves a slot first: auto, reuse, lfru or lru")] = None,
-    quality: Annotated[
-        str | None,
-        typer.Option(help="answers without missing experts: exact, high, balanced, fast, a miss policy, or a plan"),
-    ] = None,
-    quality_profile: Annotated[str | None, typer.Option(help="what `steerpipe calibrate` wrote")] = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    max_context: options.MaxContext = None,
+    prefill_chunk: options.PrefillChunk = None,
+    kv_memory: options.KvMemory = None,
+    fast_memory: options.FastMemory = None,
+    ram: options.Ram = None,
+    pin: options.Pin = None,
+    pace: options.Pace = None,
+    policy: options.Policy = None,
+    quality: options.Quality = None,
+    quality_profile: options.QualityProfile = None,
     predict: Predict = None,
-    profile: Annotated[
-        bool | None, typer.Option("--profile/--no-profile", help="learn from the last run, and let the next learn")
-    ] = None,
-    cache_dir: Annotated[str | None, typer.Option(help="where packs of checkpoints are kept")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with a table named engine")] = None,
+    profile: options.Profile = None,
+    cache_dir: options.CacheDir = None,
+    config: options.Config = None,
     debug: Debug = False,
 ) -> None:
     """Answer over HTTP in the form of OpenAI's API, until Ctrl-C."""

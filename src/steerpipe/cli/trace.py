@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from steerpipe.cli import options
 from steerpipe.cli.shared import Debug, Json, app, guarded, quiet_transformers
 from steerpipe.core.errors import ConfigError
 
@@ -36,9 +37,9 @@ def trace(
     raw: Annotated[bool, typer.Option("--raw", help="prompts as they are, without the chat template")] = False,
     window: Annotated[int | None, typer.Option(help="most tokens of a sequence; default: the context")] = None,
     seed: Annotated[int, typer.Option(help="of the answers")] = 0,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    threads: options.Threads = None,
     batch_tokens: Annotated[int | None, typer.Option(help="of one pass over prompts (with transformers)")] = None,
     as_json: Json = False,
     debug: Debug = False,

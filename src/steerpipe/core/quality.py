@@ -191,3 +191,20 @@ class Substituted:
             self.uses + other.uses, self.substituted + other.substituted, self.patched + other.patched,
             self.nats + other.nats, self.computed + other.computed,
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerQuality:
+    """What a lossy engine says of an answer, in one form wherever it is told."""
+
+    quality: str  # as it was asked for; of a plan the name of its file
+    counts: Substituted
+    calibrated: bool  # whether `counts.nats` is what a calibration expects; else nobody knows
+
+    def as_json(self) -> dict[str, Any]:
+        counts = self.counts
+        return {
+            "quality": self.quality, "uses": counts.uses, "substituted": counts.substituted,
+            "patched": counts.patched, "computed": counts.computed, "share": counts.share,
+            "expected_nats": counts.nats if self.calibrated else None,
+        }  # fmt: skip

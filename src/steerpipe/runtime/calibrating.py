@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from steerpipe.core.config import EngineConfig, cache_folder
-from steerpipe.core.errors import ConfigError
 from steerpipe.core.protocols import ExpertSource
 from steerpipe.core.quality import QualityPlan
 from steerpipe.core.resolve import resolve
@@ -21,7 +20,7 @@ from steerpipe.runtime.experts import Ladder, expert_facts, open_experts, settle
 from steerpipe.runtime.facts import gather_facts
 from steerpipe.runtime.models import find_model, open_model
 from steerpipe.runtime.prediction import geometry_of
-from steerpipe.runtime.quality import committing, find_lookahead, identity_of
+from steerpipe.runtime.quality import committing, find_lookahead, identity_of, mark_for, uncalibrated
 from steerpipe.runtime.quality_rehearsal import CPU, CacheOnPaper, Rehearsal
 from steerpipe.store.progress import Progress
 
@@ -42,7 +41,8 @@ class Subject:
 
     def predictors(self, plan: QualityPlan) -> Mapping[int, LogitPredictor]:
         """Who says the routes that a plan commits to."""
-        return committing(plan, self.rehearsal.spec, self.weights, self.folder, self.lookahead)
+        spec = self.rehearsal.spec
+        return committing(plan, spec, self.weights, self.folder, self.lookahead, mark_for(spec, self.identity))
 
     def close(self) -> None:
         if self.ladder is not None:
@@ -55,10 +55,7 @@ def open_subject(model: str | Path | None, config: EngineConfig, progress: Progr
     _, spec = read_folder_spec(folder)
     geometry = geometry_of(spec)
     if geometry is None:
-        raise ConfigError(
-            "a model with one layer of experts, or layers that differ in theirs, has no quality profile",
-            fix="use --quality exact, or one miss policy",
-        )
+        raise uncalibrated(spec)
     facts = gather_facts(spec, folder)
     resolved = resolve(config, facts)
     pack = open_model(folder, cache_folder(config), progress)
@@ -67,7 +64,7 @@ def open_subject(model: str | Path | None, config: EngineConfig, progress: Progr
     budget = settle_budget(config, resolved, facts, expert_facts(pack, dtype, "cpu"))
     weights = build_weights(spec, pack.family.names, pack.dense(dtype), dtype, CPU)
     opened = open_experts(pack, budget, "lfru", dtype, CPU, progress)
-    lookahead = find_lookahead(spec, weights, folder)
+    lookahead = find_lookahead(spec, weights, mark_for(spec, identity_of(pack)), folder)
     vectors = None if lookahead.defaults is None else lookahead.defaults.vectors
     rehearsal = Rehearsal(spec, weights, opened.source, geometry, vectors)
     return Subject(

@@ -13,6 +13,7 @@ from enum import Enum
 from steerpipe.core.cover import Covered
 from steerpipe.core.errors import SteerpipeError
 from steerpipe.core.events import SequenceFailed, TokenEvent
+from steerpipe.core.quality import Substituted
 from steerpipe.core.sampling import SamplingSettings
 from steerpipe.engine.engine import Event
 from steerpipe.engine.tokenizer import ChatMessage
@@ -184,6 +185,7 @@ class ChatThread:
             self._answering = None
             self._draft = self._open()
             self._take_covered(turn)
+            self._take_substituted(turn)
             turn.asked.words.put(event.error)
         elif isinstance(event, TokenEvent):
             turn.first = turn.first or time.perf_counter()
@@ -212,12 +214,16 @@ class ChatThread:
             ahead_tokens=turn.ahead_tokens, saved_seconds=turn.warmth.saved_seconds,
             finish_reason=done.finish_reason,
             experts=None if after is None or turn.experts is None else after - turn.experts,
-            covered=self._take_covered(turn),
+            covered=self._take_covered(turn), substituted=self._take_substituted(turn),
         )  # fmt: skip
         turn.asked.words.put(report)
 
     def _take_covered(self, turn: Turn) -> Covered | None:
         return None if self._pipe.cover is None else self._pipe.cover.take(turn.sequence)
+
+    def _take_substituted(self, turn: Turn) -> Substituted | None:
+        quality = self._pipe.quality
+        return None if quality is None else quality.desk.accounts.take(turn.sequence)
 
     def _open(self) -> DraftId:
         return self._drafts.open(_SCOPE, self._history, settings=self._settings)

@@ -7,6 +7,7 @@ from typing import Self, TypeAlias
 from steerpipe.core.cover import Covered
 from steerpipe.core.events import FinishReason
 from steerpipe.core.ids import SequenceId
+from steerpipe.core.quality import Substituted
 from steerpipe.engine.request import Opening
 from steerpipe.runtime.drafts import Warmth
 from steerpipe.transfer.counters import LadderCounters
@@ -26,6 +27,7 @@ class TurnReport:
     finish_reason: FinishReason
     experts: LadderCounters | None
     covered: Covered | None = None  # its first tokens, where they did not wait for experts
+    substituted: Substituted | None = None  # of its expert uses; None: the engine is exact
 
 
 Words: TypeAlias = queue.SimpleQueue[str | TurnReport | Exception]

@@ -24,7 +24,7 @@ from steerpipe.model.moe import Route
 from steerpipe.model.spec import ModelSpec
 from steerpipe.model.weights import ModelWeights
 from steerpipe.runtime.planner import Link, cover
-from steerpipe.runtime.quality import find_lookahead
+from steerpipe.runtime.quality import find_lookahead, mark_for, vectors_for
 from steerpipe.runtime.quality_profile import load_profile, profile_of
 from steerpipe.runtime.substitutes import Shelf, Substitutes
 from steerpipe.transfer.source import LadderSource
@@ -155,8 +155,8 @@ def open_cover(
         return None
     plan, allowance = _plan(config, spec, folder, identity)
     home = folder if config.quality_profile is None else Path(config.quality_profile).parent
-    defaults = find_lookahead(spec, weights, folder, home).defaults
-    vectors = None if defaults is None else defaults.vectors
+    lookahead = find_lookahead(spec, weights, mark_for(spec, identity), folder, home)
+    vectors = vectors_for(plan, spec, lookahead)
     span = None if config.cover == AUTO else int(config.cover)
     return CoverDesk(plan, source.impatient(), spec.moe_layers, vectors, allowance, span, lambda: source.block_seconds)
 

@@ -19,19 +19,19 @@ def is_chat(prompt: Prompt, codec: TextCodec, *, raw: bool) -> bool:
     return any(isinstance(turn, ChatMessage | Mapping) for turn in prompt)
 
 
-def encode_prompt(prompt: Prompt, codec: TextCodec, *, raw: bool) -> tuple[int, ...]:
-    """The token ids that the model will see. Raises RequestError."""
+def encode_prompt(prompt: Prompt, codec: TextCodec, *, raw: bool, first: int | None = None) -> tuple[int, ...]:
+    """The token ids that the model will see; `first`: of a text so many. Raises RequestError."""
     if isinstance(prompt, str):
         if is_chat(prompt, codec, raw=raw):
-            return tuple(codec.apply_chat([ChatMessage("user", prompt)]))
-        return tuple(codec.encode(prompt, add_special=True))
+            return tuple(codec.apply_chat([ChatMessage("user", prompt)], first))
+        return tuple(codec.encode(prompt, add_special=True, first=first))
     if isinstance(prompt, bytes | bytearray | memoryview) or not hasattr(prompt, "__iter__"):
         raise RequestError(f"a prompt of type {type(prompt).__name__}", fix=f"{_KINDS}; decode bytes first")
     if not is_chat(prompt, codec, raw=raw):
         return tuple(_token_id(i) for i in prompt)
     if raw:
         raise RequestError("chat messages with raw=True", fix="messages need the chat template: drop raw, or give text")
-    return tuple(codec.apply_chat([_message(turn) for turn in prompt]))
+    return tuple(codec.apply_chat([_message(turn) for turn in prompt], first))
 
 
 def _token_id(value: Any) -> int:

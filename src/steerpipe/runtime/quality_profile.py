@@ -103,7 +103,8 @@ class QualityProfile:
     def setting(self, dial: Dial) -> Setting:
         if dial not in self.settings:
             raise ConfigError(
-                f"the quality {dial} would cost this model more than its bound", fix="use balanced, high or exact"
+                f"the quality {dial} would cost this model more than its bound",
+                fix="use " + " or ".join([*self.settings, Dial.EXACT]),
             )
         return self.settings[dial]
 

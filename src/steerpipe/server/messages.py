@@ -10,7 +10,7 @@ from typing import NewType
 
 from steerpipe.core.events import FinishReason, PromptEvent, Timings, TokenEvent
 from steerpipe.core.pages import PageCounts
-from steerpipe.core.quality import Substituted
+from steerpipe.core.quality import AnswerQuality, Substituted
 from steerpipe.core.sampling import SamplingSettings
 from steerpipe.engine.engine import EngineLoad
 from steerpipe.engine.request import Opening, Promise, Request
@@ -153,14 +153,14 @@ class Ended:
     """The last word about a sequence that ended as it should.
 
     `experts` is what the memory ladder did between its submission and its end, for whomever; None: all are resident.
-    `substituted`: of its own expert uses; None: the engine is exact.
+    `quality`: of its own expert uses; None: the engine is exact.
     """
 
     ticket: Ticket
     reason: FinishReason
     timings: Timings
     experts: LadderCounters | None
-    substituted: Substituted | None
+    quality: AnswerQuality | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
 """What the engine said of each choice, gathered, and the figures that go with an answer."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from steerpipe.core.events import PromptEvent, TokenEvent
-from steerpipe.core.quality import Substituted
+from steerpipe.core.quality import AnswerQuality, Substituted
 from steerpipe.server.answers import Word
 from steerpipe.server.asking import Asked
 from steerpipe.server.faults import api_error
@@ -79,23 +79,16 @@ def figures_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
             "queued_ms": round(max(t.queued_ms for t in timings), 3),
         },
         "experts": experts_json(experts[-1]),
-        "quality": quality_json([outcome.ended.substituted for outcome in outcomes if outcome.ended is not None]),
+        "quality": quality_json([outcome.ended.quality for outcome in outcomes if outcome.ended is not None]),
     }
 
 
-def quality_json(choices: Sequence[Substituted | None]) -> dict[str, Any] | None:
-    """How much of the answer's experts was not the routed expert's own output, all choices together; null: exact."""
+def quality_json(choices: Sequence[AnswerQuality | None]) -> dict[str, Any] | None:
+    """The form of `generate --json`, all choices together; null: exact."""
     found = [each for each in choices if each is not None]
     if not found:
         return None
-    total = sum(found, Substituted())
-    return {
-        "uses": total.uses,
-        "substituted": total.substituted,
-        "patched": total.patched,
-        "computed": total.computed,
-        "share": round(total.share, 6),
-    }
+    return replace(found[0], counts=sum((each.counts for each in found), Substituted())).as_json()
 
 
 def experts_json(counters: LadderCounters | None) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from steerpipe.core.config import EngineConfig
 from steerpipe.core.errors import CapacityError, InputError, SteerpipeError
 from steerpipe.core.events import PromptEvent, SequenceFailed, TokenEvent
 from steerpipe.core.ids import SequenceId
-from steerpipe.core.quality import Dial, Substituted
+from steerpipe.core.quality import AnswerQuality, Dial
 from steerpipe.engine.engine import Event
 from steerpipe.runtime.pipeline import Pipeline
 from steerpipe.server.draft_desk import DraftDesk
@@ -175,17 +175,17 @@ class EngineLoop:
     def _ended(self, ticket: Ticket, event: TokenEvent | PromptEvent) -> Ended:
         completion = self._engine.take_completion(event.sequence)
         before, after = self._before[ticket], self._pipe.counters()
-        substituted = self._forget(event.sequence)
+        quality = self._forget(event.sequence)
         experts = None if before is None or after is None else after - before
-        return Ended(ticket, completion.finish_reason, completion.timings, experts, substituted)
+        return Ended(ticket, completion.finish_reason, completion.timings, experts, quality)
 
-    def _forget(self, sequence: SequenceId) -> Substituted | None:
-        """What was substituted in it; None: the engine is exact."""
+    def _forget(self, sequence: SequenceId) -> AnswerQuality | None:
+        """None: the engine is exact."""
         ticket = self._tickets.pop(sequence)
         del self._sequences[ticket]
         del self._before[ticket]
         quality = self._pipe.quality
-        return None if quality is None else quality.desk.accounts.take(sequence)
+        return None if quality is None else quality.of(quality.desk.accounts.take(sequence))
 
     def _observed(self) -> Observed:
         times = StepTimes(

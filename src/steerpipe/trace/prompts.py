@@ -31,9 +31,10 @@ class FilePrompt:
     content: str | tuple[ChatMessage, ...]
     document: bool = False
 
-    def encode(self, codec: TextCodec, *, raw: bool) -> tuple[int, ...]:
-        """The token ids that a model sees; `raw`: a prompt as it is, without the chat template."""
-        return encode_prompt(self.content, codec, raw=self.document or (raw and isinstance(self.content, str)))
+    def encode(self, codec: TextCodec, *, raw: bool, first: int | None = None) -> tuple[int, ...]:
+        """The token ids that a model sees; `raw`: a prompt as it is, without the chat template. `first`: so many."""
+        raw = self.document or (raw and isinstance(self.content, str))
+        return encode_prompt(self.content, codec, raw=raw, first=first)
 
 
 def read_prompts(file: Path, limit: int | None = None) -> list[FilePrompt]:
@@ -73,7 +74,7 @@ def _parse(line: str, file: Path, number: int) -> FilePrompt:
         if not isinstance(raw, dict):
             raise TypeError("not an object")
         content, document = _content(raw)
-    except (ValueError, TypeError, KeyError) as problem:
+    except (ValueError, TypeError, KeyError, RecursionError) as problem:
         raise InputError(f"line {number} of {file} is not a prompt: {problem}", fix=_FIX) from None
     stem = file.name.partition(".")[0]
     named = raw.get("id")
