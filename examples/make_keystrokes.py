@@ -112,7 +112,9 @@ def sessions() -> list[tuple[str, Typist]]:
 
 def main() -> None:
     for name, typist in sessions():
-        sys.stdout.write(json.dumps({"writer": name, "events": typist.events}, ensure_ascii=False) + "\n")
+        sys.stdout.write(
+            json.dumps({"writer": name, "events": typist.events}, ensure_ascii=False, separators=(",", ":")) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _FONTS = re.compile(r"('DejaVu Sans'), [^;\"]*sans-serif")  # the first of a list, and whatever there is
 _FRACTION = re.compile(r"(?<=[ \"(,LM])-?\d+\.\d{3,}")  # a hundredth of a point is not seen
 _PLACE = re.compile(r'(?<= )(?:d|x|y)="[^"]*"')  # of a line or a mark: nor is a tenth
+_PATH = re.compile(r'(?<= d=")[^"]*')
 _STYLE = re.compile(r' style="([^"]*)"')
 _IDLE = re.compile(r'<metadata>.*?</metadata>|(?<=<g) id="([^"]*)"| transform="rotate\(-0 [^)]*\)"')  # draws nothing
 _COLOURS = [f"C{number}" for number in range(10) if number != 7]  # the seventh is grey, as bounds and control are
@@ -176,9 +177,10 @@ def slim(picture: str) -> str:
     rounded = _FRACTION.sub(lambda number: f"{float(number[0]):.2f}", picture)
     rounded = _PLACE.sub(lambda place: re.sub(r"\d+\.\d+", lambda at: f"{float(at[0]):.1f}", place[0]), rounded)
     line = " ".join(re.sub(r">\s+<", "><", _FONTS.sub(r"\1, sans-serif", rounded)).split())
+    line = _PATH.sub(lambda path: re.sub(" ?([A-Za-z]) ?", r"\1", path[0]), line)
     line = _IDLE.sub(lambda found: found[0] if found[1] and f"#{found[1]}" in line else "", line)
     often = [style for style, count in Counter(_STYLE.findall(line)).items() if count > 2]
-    own = f"p{zlib.crc32(line.encode()) & 0xFFFF:x}"  # pictures of one page do not share their classes
+    own = f"p{zlib.crc32(line.encode()) & 0xFF:x}"  # pictures of one page hardly ever share their classes
     for number, name in enumerate(dict.fromkeys(re.findall(r'id="([mp][0-9a-f]{10})"', line))):
         line = line.replace(name, f"{own}{number}")
     names = {style: f"{own}-{number}" for number, style in enumerate(often)}
