@@ -233,17 +233,17 @@ def test_a_full_disk_costs_what_was_learnt_and_no_answer(pack: Path, monkeypatch
 def test_a_verdict_is_kept_and_the_next_run_of_the_same_settings_begins_by_it(pack: Path) -> None:
     found = Verdict(("none", "lookahead + shared"), (2.0, 1.0), 1)
     with opened(pack) as first:
-        first.generate(PROMPT, **GREEDY | {"max_tokens": 2})
+        first.generate("abc", **GREEDY | {"max_tokens": 2})
         assert first.prediction is not None and first.prediction.past is None
         first.prediction.verdicts.append(found)
     with opened(pack) as same:
         assert same.prediction is not None and same.prediction.past == found
         assert same.prediction.line() == "prediction by lookahead + shared saved 50% per token in an earlier run: on"
         assert same.prediction.steering is not None and same.prediction.steering.predictor is not None
-        same.generate(PROMPT, **GREEDY | {"max_tokens": 2})
+        same.generate("abc", **GREEDY | {"max_tokens": 2})
     with opened(pack, fast_memory="25%") as other:
         assert other.prediction is not None and other.prediction.past is None
-        other.generate(PROMPT, **GREEDY | {"max_tokens": 2})
+        other.generate("abc", **GREEDY | {"max_tokens": 2})
     with opened(pack) as later:  # kept, although no trial has ended since
         assert later.prediction is not None and later.prediction.past == found
 

@@ -41,7 +41,8 @@ class Source:
 class Rows:
     """Says the same of every layer, a row for each request."""
 
-    name, horizons = "rows", (1, 2)
+    name = "rows"
+    horizons: tuple[int, ...] = (1, 2)
 
     def __init__(self, rows: Sequence[Sequence[float]]) -> None:
         self._rows = torch.tensor(rows)
@@ -59,6 +60,7 @@ def steered(rows: Sequence[Sequence[float]], most: int = 8) -> tuple[Steering, S
     steering = Steering(
         [Rows(rows)], Geometry(3, EXPERTS, 1, 2), DECODER_LAYERS, source, most_guesses=most, trials=always_on()
     )
+    steering._horizons = lambda predictor: [1, 2]  # type: ignore[method-assign]  # as if a block took two layers
     step(steering, len(rows))
     return steering, source
 
@@ -84,6 +86,21 @@ def test_the_queue_is_one_most_probable_first_then_the_earlier_deadline() -> Non
     _, source = steered([[0.5, 0.0, 0.3, 0.0], [0.6, 0.7, 0.0, 0.0]])
     order = [guess.expert for guess in source.plans[-1].send]
     assert order == [ExpertId(layer, expert) for expert in (0, 1, 2) for layer in (7, 9)]
+
+
+@pytest.mark.parametrize(
+    ("block_seconds", "horizons"),
+    [(0.0, [1]), (0.2, [1]), (1.2, [1]), (1.3, [1, 2]), (2.5, [1, 2, 3]), (99.0, [1, 2, 3])],
+)
+def test_as_many_layers_ahead_are_asked_as_a_block_takes(block_seconds: float, horizons: list[int]) -> None:
+    source, rows = Source(), Rows([[0.9, 0.0, 0.0, 0.0]])
+    rows.horizons = (0, 1, 2, 3, 4)
+    steering = Steering([rows], Geometry(3, EXPERTS, 1, 2), DECODER_LAYERS, source, most_guesses=8)
+    assert steering._horizons(rows) == [1, 2, 3], "before anything was measured"
+    steering._layer_seconds, source.block_seconds = 1.0, block_seconds
+    assert steering._horizons(rows) == horizons
+    rows.horizons = (3,)
+    assert steering._horizons(rows) == [3], "who looks no nearer is asked all the same"
 
 
 @pytest.mark.parametrize(("chosen", "speaks"), [(0, False), (1, True)])

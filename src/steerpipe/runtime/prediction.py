@@ -30,6 +30,7 @@ from steerpipe.store.policies import Reuse
 from steerpipe.transfer.source import LadderSource, default_transient_limit
 
 HORIZONS = (1, 2)  # beyond two layers replay finds little more, and every horizon costs a product per layer
+ON_A_LADDER = (1, 2, 3)  # as many of them are asked as a block takes layers: see Steering
 
 
 def geometry_of(spec: ModelSpec) -> Geometry | None:
@@ -50,7 +51,7 @@ def mark_of(spec: ModelSpec, digest: str | None) -> ModelMark:
 
 def predictors_for(
     spec: ModelSpec, weights: ModelWeights, folder: Path, digest: str | None = None,
-    learnt: DefaultVectors | None = None,
+    learnt: DefaultVectors | None = None, horizons: Sequence[int] = HORIZONS,
 ) -> list[RoutingPredictor]:  # fmt: skip
     """Those that are worth a trial, the most promising first. A model never seen before has its own routers, and soon
     default vectors that were `learnt` while it answered.
@@ -61,13 +62,13 @@ def predictors_for(
     shared = all(spec.moe(layer).shared_width for layer in spec.moe_layers)
     found: list[RoutingPredictor] = []
     shipped = for_model(folder)
-    heads = {} if shipped is None else {h: file for h, file in shipped.heads().items() if h in HORIZONS}
+    heads = {} if shipped is None else {h: file for h, file in shipped.heads().items() if h in horizons}
     if heads:
         found.append(ByHorizon("trained heads", {h: _head(file, h, routers, here) for h, file in heads.items()}))
     if shipped is not None and "lookahead" in shipped.files:
         found.append(files.load(shipped.files["lookahead"], routers, here=here))
     else:
-        found.append(RouterLookahead(routers, shared=shared, defaults=learnt, horizons=HORIZONS))
+        found.append(RouterLookahead(routers, shared=shared, defaults=learnt, horizons=tuple(horizons)))
     return found
 
 
@@ -194,7 +195,7 @@ def predict_on_ladder(
     if forecast is not None and isinstance(source.policy, Reuse):
         made.taps.append(ReuseTap(forecast, spec.moe_layers, source.policy, lambda: source.tokens))
     if predict != "off" and geometry is not None:
-        predictors = predictors_for(spec, weights, folder, digest, learnt)
+        predictors = predictors_for(spec, weights, folder, digest, learnt, ON_A_LADDER)
         trials = settled([each.name for each in predictors]) if predict == "on" else None
         steering = Steering(
             predictors, geometry, spec.moe_layers, source, most_guesses=default_transient_limit(source.slots),

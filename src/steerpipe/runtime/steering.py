@@ -28,6 +28,8 @@ from steerpipe.transfer.plan import Plan, PlanLimits, plan
 LEAST_PROBABILITY = 0.2
 COST_SAMPLES = 3  # the quickest counts: the others were disturbed
 SMOOTHING = 0.05  # of the running mean of a layer's compute
+DEEPEST = 3  # layers ahead: beyond that replay finds under 1.5 points
+MAY_BE_LATE = 0.25  # of a layer: so little of a block is not worth another horizon
 
 
 class Steerable(Protocol):
@@ -171,7 +173,7 @@ class Steering:
 
     def _cost(self, predictor: RoutingPredictor) -> float:
         """Seconds that a predictor takes per token, as measured now, on the token that has just run."""
-        layers, horizons = len(self._layers), [each for each in predictor.horizons if each]
+        layers, horizons = len(self._layers), self._horizons(predictor)
         quick, best = self._quick[predictor.name], math.inf
         for _ in range(COST_SAMPLES):
             begin = time.perf_counter()
@@ -187,12 +189,19 @@ class Steering:
         self._layer_seconds += (SMOOTHING if self._layer_seconds else 1.0) * (computed - self._layer_seconds)
         self._mark, self._waited = now, waited
 
+    def _horizons(self, predictor: RoutingPredictor) -> list[int]:
+        """As many layers ahead as a block takes: one that comes within a layer is early enough with one, and every
+        horizon takes its time."""
+        known = sorted(each for each in predictor.horizons if each)
+        wanted = DEEPEST
+        if self._layer_seconds:
+            wanted = min(DEEPEST, math.ceil(self._source.block_seconds / self._layer_seconds - MAY_BE_LATE))
+        return [each for each in known if each <= wanted] or known[:1]
+
     def _plan(self, predictor: RoutingPredictor, number: int) -> Plan:
         now = time.perf_counter()
         forecasts, ready = [], []
-        for horizon in predictor.horizons:
-            if horizon < 1:
-                continue
+        for horizon in self._horizons(predictor):
             target = (number + horizon) % len(self._layers)
             likely = self._quick[predictor.name].probabilities(self._memory, number, horizon)  # [R, E]
             any_row = 1 - (1 - likely).prod(axis=0) if len(likely) > 1 else likely[0]
