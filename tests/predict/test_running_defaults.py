@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from steerpipe.predict.records import Geometry
-from steerpipe.predict.running_defaults import PSEUDO_TOKENS, RunningDefaults
+from steerpipe.predict.running_defaults import LEAST_MET, PSEUDO_TOKENS, RunningDefaults
 
 LAYERS, EXPERTS, TOP_K, HIDDEN = 2, 5, 2, 3
 GEOMETRY = Geometry(LAYERS, EXPERTS, TOP_K, HIDDEN)
@@ -64,3 +64,11 @@ def test_nothing_is_nothing_and_no_division_by_it() -> None:
     nothing = RunningDefaults.nothing(GEOMETRY)
     assert nothing.tokens(TOP_K) == 0
     assert not nothing.means().vectors.any() and not nothing.drawn().vectors.any()
+
+
+def test_who_was_seen_seldom_is_not_kept() -> None:
+    running = learnt([routed(15, 6)])
+    kept, means = running.often(), running.means()
+    known = running.counts >= LEAST_MET
+    assert known.any() and not known[:, :-1].all()
+    assert torch.equal(kept.counts, running.counts * known) and torch.equal(kept.vectors[known], means.vectors[known])

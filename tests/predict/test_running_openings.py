@@ -110,6 +110,17 @@ def test_a_file_that_does_not_fit_together_is_left_aside(tmp_path: Path, change:
     assert RunningOpenings.load(tmp_path / "o.npz", "abc", LAYERS, EXPERTS).table() is None
 
 
+def test_no_flipped_bit_is_an_error(tmp_path: Path) -> None:
+    counts, _, _ = filled()
+    counts.save(tmp_path / "o.npz", "abc")
+    content, draw = (tmp_path / "o.npz").read_bytes(), np.random.default_rng(0)
+    for bit in draw.integers(0, 8 * len(content), 400).tolist():
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        (tmp_path / "o.npz").write_bytes(flipped)
+        RunningOpenings.load(tmp_path / "o.npz", "abc", LAYERS, EXPERTS).table()
+
+
 def test_where_every_row_is_taken_who_was_met_least_makes_room() -> None:
     counts = RunningOpenings(LAYERS, EXPERTS)
     counts._room = 2 * MOST_AT_ONCE  # as if there were less memory
@@ -125,9 +136,9 @@ def test_where_every_row_is_taken_who_was_met_least_makes_room() -> None:
 def test_a_count_that_is_full_halves_all_of_them() -> None:
     counts = RunningOpenings(LAYERS, EXPERTS)
     step(counts, [OFTEN], 0, begin=True)
-    counts._uses[counts._rows[OFTEN]] = np.iinfo(np.uint16).max
-    counts._met[counts._rows[OFTEN]] = np.iinfo(np.uint16).max
-    step(counts, [OFTEN], 1)
-    assert counts._uses.max() <= (1 << 15) + 1
+    counts._uses[counts._rows[OFTEN]] = np.iinfo(np.uint16).max - 1
+    counts._met[counts._rows[OFTEN]] = np.iinfo(np.uint16).max - 1
+    step(counts, [OFTEN, OFTEN], 1)
+    assert counts._uses[counts._rows[OFTEN]].min() >= (1 << 15) - 2 and counts._uses.max() <= (1 << 15) + 2
     table = counts.table()
     assert table is not None and table.rates.min() >= 254  # all of its uses are still all of its occurrences

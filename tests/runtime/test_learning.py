@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from steerpipe import Pipeline
 from steerpipe.core.events import Completion
@@ -18,7 +20,7 @@ from steerpipe.model.moe import run_experts
 from steerpipe.predict.running_openings import LEAST_MET, RunningOpenings
 from steerpipe.predict.trials import Verdict
 from steerpipe.runtime import learning
-from steerpipe.runtime.learning import EVERY, LEAST_TOKENS, OpeningsLearner, openings_file, vectors_file
+from steerpipe.runtime.learning import EVERY, SELDOM, OpeningsLearner, openings_file, vectors_file
 from steerpipe.store.formats import parse_dense_format, parse_expert_format
 from steerpipe.store.pack import PackOptions, write_pack
 from steerpipe.tiny import write_tiny
@@ -59,7 +61,10 @@ def names(pipe: Pipeline) -> list[str]:
     return [each.name for each in pipe.prediction.steering._predictors]  # type: ignore[attr-defined]
 
 
-def test_a_model_never_seen_looks_ahead_with_vectors_that_its_own_answers_taught(pack: Path) -> None:
+def test_a_model_never_seen_looks_ahead_with_vectors_that_its_own_answers_taught(
+    pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "LEAST_TOKENS", 24)
     with opened(pack) as first:
         assert names(first) == ["lookahead + shared"]
         for number in range(3):
@@ -68,7 +73,7 @@ def test_a_model_never_seen_looks_ahead_with_vectors_that_its_own_answers_taught
         assert names(second) == ["lookahead + defaults + shared"]
         assert second._profile is not None and second._profile.learning is not None
         learner = second._profile.learning.defaults
-        assert learner is not None and learner.tokens >= LEAST_TOKENS
+        assert learner is not None and learner.tokens >= 24
 
 
 def test_what_is_learnt_changes_no_bit(pack: Path) -> None:
@@ -78,7 +83,7 @@ def test_what_is_learnt_changes_no_bit(pack: Path) -> None:
         assert (got.token_ids, got.logprobs, got.top_logprobs) == (exact.token_ids, exact.logprobs, exact.top_logprobs)
 
 
-def test_a_vector_is_the_mean_of_what_its_expert_gave_in_prompts_and_in_some_steps(
+def test_a_vector_is_the_mean_of_what_its_expert_gave_in_some_steps_and_never_in_prompts(
     pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[tuple[int, int], list[torch.Tensor]] = {}
@@ -89,7 +94,7 @@ def test_a_vector_is_the_mean_of_what_its_expert_gave_in_prompts_and_in_some_ste
         layer = watched.layer % LAYERS  # type: ignore[attr-defined]
         watched.layer += 1  # type: ignore[attr-defined]
         steps["prompt" if len(valid) > 1 else "decode"] += layer == 0
-        if len(valid) > 1 or steps["decode"] % EVERY == 0:
+        if len(valid) == 1 and steps["decode"] % EVERY == 0:
             for row, experts in enumerate(route.experts.tolist()):
                 for rank, expert in enumerate(experts):
                     given.setdefault((layer, expert), []).append(outputs[row, rank].clone())
@@ -112,11 +117,11 @@ def test_a_vector_is_the_mean_of_what_its_expert_gave_in_prompts_and_in_some_ste
 
 def test_learning_ends_when_it_has_enough(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "ENOUGH_TOKENS", 1)
-    with opened(pack, prefill_chunk=16) as pipe:
+    with opened(pack) as pipe:
         pipe.generate(PROMPT, **GREEDY)
         assert pipe._profile is not None and pipe._profile.learning is not None
         learner = pipe._profile.learning.defaults
-        assert learner is not None and learner.tokens == 16
+        assert learner is not None and learner.tokens == 1
 
 
 def test_a_lossy_answer_teaches_no_vectors(pack: Path) -> None:
@@ -150,6 +155,20 @@ def test_a_draft_of_the_next_run_asks_the_table_that_answers_have_filled(pack: P
         assert len(table.tokens) and table.routing_of({int(table.tokens[0]): 1.0}).any()
 
 
+def test_a_prompt_alone_teaches_nothing_and_a_vector_that_is_kept_is_of_many_tokens(pack: Path) -> None:
+    with opened(pack) as pipe:
+        pipe.score(PROMPT, raw=True)
+    assert not vectors_file(pack / "profile.json").exists() and not openings_file(pack / "profile.json").exists()
+    with opened(pack) as pipe:
+        for number in range(2):
+            pipe.generate(f"{number} {PROMPT}", **GREEDY)
+        assert pipe._profile is not None and pipe._profile.learning is not None
+        learner = pipe._profile.learning.defaults
+        assert learner is not None and ((learner.running.counts > 0) & (learner.running.counts < LEAST_MET)).any()
+    found = load_file(vectors_file(pack / "profile.json"))
+    assert ((found["counts"] == 0) | (found["counts"] >= LEAST_MET)).all() and found["counts"].any()
+
+
 def test_what_is_typed_is_in_no_file_of_what_was_learnt(pack: Path) -> None:
     with opened(pack) as pipe:
         for _ in range(LEAST_MET):
@@ -173,7 +192,7 @@ def test_only_the_first_steps_of_an_answer_are_its_beginning() -> None:
                 return
         learner.end()
 
-    for _ in range(learning.FIRST_TOKENS + 2 * EVERY):
+    for _ in range(learning.FIRST_TOKENS + 2 * SELDOM):
         step(1)
     assert learner.running.answer_tokens == learning.FIRST_TOKENS
     assert learner.running._met[0] == learning.FIRST_TOKENS + 2  # of the rest some steps count
@@ -207,6 +226,27 @@ def test_vectors_of_another_model_are_left_aside(pack: Path, tmp_path: Path) -> 
     with opened(tmp_path / "other") as pipe:
         assert names(pipe) == ["lookahead + shared"]
         assert pipe._drafting is not None and not pipe._drafting.table.answer.any()
+
+
+@pytest.mark.parametrize("wrong", ["narrow", "fewer layers", "negative", "fractions", "not a number"])
+def test_vectors_that_do_not_fit_together_are_left_aside_and_replaced(pack: Path, wrong: str) -> None:
+    answer(pack)
+    file = vectors_file(pack / "profile.json")
+    with safe_open(file, framework="pt") as opened_file:
+        metadata = opened_file.metadata()
+    whole = load_file(file)
+    counts, vectors = whole["counts"].clone() + 500, whole["vectors"].clone()
+    if wrong == "not a number":
+        vectors[0, 0, 0] = float("nan")
+    changed = {
+        "narrow": counts[:, :2], "fewer layers": counts[:1], "negative": -counts, "fractions": counts.float(),
+    }.get(wrong, counts)  # fmt: skip
+    save_file(whole | {"counts": changed.contiguous(), "vectors": vectors}, file, metadata)
+    with opened(pack) as pipe:
+        assert names(pipe) == ["lookahead + shared"]
+        pipe.generate(PROMPT, **GREEDY)
+    again = load_file(file)
+    assert again["vectors"].isfinite().all() and again["counts"].shape == whole["counts"].shape
 
 
 def test_numbers_that_are_none_are_not_kept(pack: Path) -> None:

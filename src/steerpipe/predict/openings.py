@@ -4,6 +4,7 @@ L layers with experts, E experts, T tokens that were met often enough. No torch:
 """
 
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -72,7 +73,7 @@ def load_openings(file: Path) -> OpeningTable:
             raise ValueError("its arrays do not fit together")
         if table.experts.size and table.experts.max() >= experts:
             raise ValueError("it names experts that there are not")
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(f"{file} is no table of openings: {error}", fix="make it again, or delete it") from error
     return table
 

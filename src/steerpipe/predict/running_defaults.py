@@ -9,6 +9,7 @@ from torch import Tensor
 from steerpipe.predict.lookahead import DefaultVectors
 from steerpipe.predict.records import Geometry
 
+LEAST_MET = 8  # tokens behind a vector that is kept
 PSEUDO_TOKENS = 16  # of the layer's mean, beside an expert's own: on nano better than 0 and 4 from 100 tokens on
 
 
@@ -26,7 +27,7 @@ class RunningDefaults:
 
     @classmethod
     def of(cls, known: DefaultVectors) -> Self:
-        """Goes on where another run ended: its `means`."""
+        """Goes on where another run ended."""
         return cls(known.vectors.float() * known.counts[..., None], known.counts.clone())
 
     def add(self, number: int, experts: Tensor, outputs: Tensor) -> None:
@@ -40,8 +41,13 @@ class RunningDefaults:
         return int(self.counts.sum(1).min()) // top_k
 
     def means(self) -> DefaultVectors:
-        """As they are: what is kept."""
+        """As they are."""
         return DefaultVectors.of_sums(self.sums, self.counts)
+
+    def often(self) -> DefaultVectors:
+        """Of experts that were seen often enough to tell of no single token: what is kept."""
+        known = self.counts >= LEAST_MET
+        return DefaultVectors.of_sums(self.sums * known[..., None], self.counts * known)
 
     def drawn(self) -> DefaultVectors:
         """Drawn to the layer's mean where few tokens were seen: what is predicted by."""

@@ -4,6 +4,7 @@ L layers with experts, E experts, T tokens of the vocabulary, K experts that are
 """
 
 import zipfile
+import zlib
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -20,7 +21,11 @@ MOST_AT_ONCE = 256  # tokens of a step: twice as many always find a row
 LEAST_MET = 8  # occurrences of a token that is told of, or kept
 KEPT = 8  # experts per token and layer in the file
 TOLD = 4  # in the table
-_FULL = np.iinfo(np.uint16).max  # of a count: then all of them are halved
+_NO_FILE = (
+    OSError, ValueError, KeyError, TypeError, IndexError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile,
+    zlib.error,
+)  # fmt: skip  # what a damaged one can be: a flipped bit may ask for any method and any amount
+_FULL = np.iinfo(np.uint16).max  # of a count: before it is reached all of them are halved
 
 
 class RunningOpenings:
@@ -40,7 +45,7 @@ class RunningOpenings:
         rows = self._meet(tokens)
         uses, layer = self._uses.reshape(-1), np.arange(layers)[:, None, None]
         places = ((rows[:, None] * layers + layer) * count + routed).reshape(-1)
-        if uses[places].max(initial=0) == _FULL:
+        if uses[places].max(initial=0) >= _FULL - MOST_AT_ONCE:
             self._uses //= 2
             self._met //= 2
         np.add.at(uses, places, 1)
@@ -86,7 +91,18 @@ class RunningOpenings:
             with np.load(BytesIO(file.read_bytes()), allow_pickle=False) as found:
                 if found["source"].tobytes() == source.encode():
                     made._take(**{name: found[name] for name in found if name != "source"})
-        except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile):
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            IndexError,
+            EOFError,
+            RuntimeError,
+            MemoryError,
+            zipfile.BadZipFile,
+            zlib.error,
+        ):
             return cls(layers, experts)
         return made
 

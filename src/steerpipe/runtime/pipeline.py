@@ -317,9 +317,11 @@ class Pipeline:
         parts, self._parts = self._parts, None
         parts.desk.close_all()
         if parts.ladder is not None:
-            if self._profile is not None:
-                self._profile.keep(parts.ladder, None if self.prediction is None else self.prediction.verdict)
-            parts.ladder.close()
+            try:
+                if self._profile is not None:
+                    self._profile.keep(parts.ladder, None if self.prediction is None else self.prediction.verdict)
+            finally:
+                parts.ladder.close()
         del parts
         if self.config.device == "cuda":  # torch keeps what it frees, and the next pipeline would find no room
             self.prediction = None  # it knows the decoder

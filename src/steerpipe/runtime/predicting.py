@@ -95,6 +95,8 @@ class Choice:
         """Before the first verdict."""
         if not self._on:
             return "prediction: switched off"
+        if self.past is not None and not self.trials.trying:
+            return self.past.line_of_the_past()
         if not self._steps:
             return "prediction: none yet; on a GPU it is for answers decoded one at a time (serve --max-batch 1)"
         if not self.trials.trying:

@@ -143,9 +143,7 @@ class Prediction:
         """What is to be said about it, if there is anything."""
         if self.steering is not None and not self.steering.on:
             return "prediction: switched off"
-        if self.verdicts:
-            return self.verdicts[-1].line()
-        return self.standing() if self.past is None else self.past.line_of_the_past()
+        return self.verdicts[-1].line() if self.verdicts else self.standing()
 
     @property
     def verdict(self) -> Verdict | None:

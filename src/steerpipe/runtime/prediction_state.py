@@ -9,7 +9,8 @@ from steerpipe.transfer.counters import LadderCounters
 
 @dataclass(frozen=True, slots=True)
 class GuessedBytes:
-    """Blocks that were moved for a guess: there in time; on their way when their layer came; not used so far."""
+    """Blocks that were moved before they were asked for, by predictors, ahead of a prompt's layers or at a start: there
+    in time; on their way when their layer came; not used so far."""
 
     useful: int
     late: int

@@ -72,7 +72,7 @@ def setting_of(config: EngineConfig, resolved: ResolvedConfig) -> str:
     from run to run."""
     memory = ("fast_memory", "ram", "pin", "pace", "kv_memory")
     asked = {name: getattr(config, name) for name in (*memory, "policy", "quality", "cover")}
-    found = {name: getattr(resolved, name) for name in ("device", "dtype", "threads")}
+    found = {name: getattr(resolved, name) for name in ("device", "dtype", "threads", "max_batch")}
     return ", ".join(f"{name} {value}" for name, value in (found | asked | {"cores": os.cpu_count()}).items())
 
 
@@ -84,7 +84,7 @@ def _verdict_in(raw: object) -> Verdict | None:
         fits = len(names) == len(times) >= 2 and type(chosen) is int and 0 <= chosen < len(names)
         positive = all(math.isfinite(each) and each > 0 for each in times)
         return Verdict(tuple(map(str, names)), times, chosen) if fits and positive else None
-    except (TypeError, KeyError, ValueError):
+    except (TypeError, KeyError, ValueError, OverflowError):
         return None
 
 

@@ -84,9 +84,9 @@ class Steering:
         known = {each.name: each for each in self._predictors}
         if past is None or not set(past.names[1:]) <= known.keys():
             return False
-        if past.chosen:
-            self._tried = tuple(known[name] for name in past.names[1:])
-            self._trials = Trials(past.names, chosen=past.chosen)
+        if past.chosen:  # the next trial is of all of them: who was not tried then may pay by now
+            names = ["none", *known]
+            self._trials = Trials(names, chosen=names.index(past.names[past.chosen]))
         else:
             self._rest = FIRST_REST_TOKENS
         return True
@@ -103,6 +103,8 @@ class Steering:
 
     def standing(self) -> str:
         """What there is to say while no trial has ended."""
+        if self.past is not None and (self._rest or (self._trials is not None and not self._trials.trying)):
+            return self.past.line_of_the_past()
         if self._trials is None:
             watched = f"watched for {self._watch.tokens} of {WATCH_TOKENS} tokens"
             return self._declined or f"prediction: none yet, {watched}"
@@ -178,7 +180,7 @@ class Steering:
         for _ in range(COST_SAMPLES):
             begin = time.perf_counter()
             for horizon in horizons:
-                quick.probabilities(self._memory, layers - 1 - horizon, horizon)
+                quick.probabilities(self._memory, layers - 1, horizon)
             best = min(best, time.perf_counter() - begin)
         return best * layers
 

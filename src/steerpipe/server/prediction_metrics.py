@@ -30,4 +30,6 @@ def prediction_families(state: PredictionState, counters: LadderCounters | None)
                 "predictor")  # fmt: skip
     if counters is not None:
         outcomes = asdict(state.guessed(counters))
-        yield gauge(f"{NAME}bytes", "Moved for a guess: in time, late, or not used so far.", outcomes, "outcome")
+        yield gauge(
+            f"{NAME}bytes", "Moved before it was asked for: in time, late, not used so far.", outcomes, "outcome"
+        )
