@@ -215,12 +215,16 @@ def test_damaged_files_cost_what_was_learnt_and_nothing_else(pack: Path, content
     assert vectors_file(pack / "profile.json").stat().st_size > 1000
 
 
-def test_vectors_of_another_model_are_left_aside(pack: Path, tmp_path: Path) -> None:
+def test_vectors_of_another_model_are_left_aside(pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning, "LEAST_TOKENS", 1)
     write_tiny("qwen2_moe", tmp_path / "checkpoint", seed=1)
     options = PackOptions(parse_expert_format("float32"), parse_dense_format("native"))
     write_pack(open_checkpoint(tmp_path / "checkpoint"), tmp_path / "other", options)
-    for _ in range(3):
-        answer(pack)
+    with opened(pack) as pipe:
+        for number in range(6):
+            pipe.generate(f"{number} {PROMPT}", **GREEDY)
+    with opened(pack) as pipe:
+        assert names(pipe) == ["lookahead + defaults + shared"]
     for file in (vectors_file(pack / "profile.json"), openings_file(pack / "profile.json")):
         (tmp_path / "other" / file.name).write_bytes(file.read_bytes())
     with opened(tmp_path / "other") as pipe:

@@ -84,7 +84,8 @@ def test_while_no_trial_has_ended_a_line_says_how_far_it_is(model: Path) -> None
 def test_a_model_of_few_layers_is_watched_to_the_end(tmp_path: Path) -> None:
     """Its last layers lie less than the deepest horizon behind its first."""
     write_tiny("olmoe", tmp_path / "model", num_hidden_layers=2)
-    with Pipeline(tmp_path / "model", fast_memory="25%", dtype="float32", threads=1, profile=False) as pipe:
+    settings = {"fast_memory": "25%", "dtype": "float32", "threads": 1, "profile": False}
+    with Pipeline(tmp_path / "model", pace="10MB", **settings) as pipe:  # a block takes many layers
         assert len(pipe.generate("abc", max_tokens=40, ignore_eos=True).token_ids) == 40
 
 
