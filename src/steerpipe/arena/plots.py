@@ -20,6 +20,7 @@ _FONTS = re.compile(r"('DejaVu Sans'), [^;\"]*sans-serif")  # the first of a lis
 _FRACTION = re.compile(r"(?<=[ \"(,LM])-?\d+\.\d{3,}")  # a hundredth of a point is not seen
 _PLACE = re.compile(r'(?<= )(?:d|x|y)="[^"]*"')  # of a line or a mark: nor is a tenth
 _PATH = re.compile(r'(?<= d=")[^"]*')
+_ALONE = re.compile(r"<g>(<(?:use|path) [^>]*/>|<text [^>]*>[^<]*</text>)</g>")  # a group of one
 _STYLE = re.compile(r' style="([^"]*)"')
 _IDLE = re.compile(r'<metadata>.*?</metadata>|(?<=<g) id="([^"]*)"| transform="rotate\(-0 [^)]*\)"')  # draws nothing
 _COLOURS = [f"C{number}" for number in range(10) if number != 7]  # the seventh is grey, as bounds and control are
@@ -177,8 +178,11 @@ def slim(picture: str) -> str:
     rounded = _FRACTION.sub(lambda number: f"{float(number[0]):.2f}", picture)
     rounded = _PLACE.sub(lambda place: re.sub(r"\d+\.\d+", lambda at: f"{float(at[0]):.1f}", place[0]), rounded)
     line = " ".join(re.sub(r">\s+<", "><", _FONTS.sub(r"\1, sans-serif", rounded)).split())
+    line = line.replace("xlink:href=", "href=").replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "")
     line = _PATH.sub(lambda path: re.sub(" ?([A-Za-z]) ?", r"\1", path[0]), line)
     line = _IDLE.sub(lambda found: found[0] if found[1] and f"#{found[1]}" in line else "", line)
+    while (fewer := _ALONE.sub(r"\1", line)) != line:
+        line = fewer
     often = [style for style, count in Counter(_STYLE.findall(line)).items() if count > 2]
     own = f"p{zlib.crc32(line.encode()) & 0xFF:x}"  # pictures of one page hardly ever share their classes
     for number, name in enumerate(dict.fromkeys(re.findall(r'id="([mp][0-9a-f]{10})"', line))):
