@@ -152,7 +152,8 @@ def ways_table(contest: Contest) -> Table:
         caption=f"ms per token after the first. In memory: on demand none, resident all, else 25 %. Slowed link: "
         f"{contest.pace_bytes_per_second / 1e6:.1f} MB/s, so that an expert takes as long to load as "
         f"{LAYERS_PER_BLOCK:.1f} layers take to compute, as for Qwen1.5-MoE in bf16 over PCIe 4 (17.3 MB at 25 GB/s "
-        f"beside 0.1 ms a layer). This machine: the median of {ROUNDS} runs",
+        f"beside 0.1 ms a layer). This machine: the median of {ROUNDS} runs. Predicted: as with --predict on; left to "
+        f"itself the engine tries it first and leaves it off where it does not pay",
     )
     for name in ("", "hits", "slowed link", "of it waiting", "this machine", "of it waiting", "the answer"):
         table.add_column(name, justify="left" if not name else "right")
