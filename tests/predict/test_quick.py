@@ -56,7 +56,9 @@ def lookahead(
     return RouterLookahead(own, shared=shared, defaults=defaults, horizons=HORIZONS, calibration=calibration)
 
 
-def compare(predictor: RoutingPredictor, steps: Sequence[Sequence[int]], dtype: torch.dtype = torch.float32) -> None:
+def assert_same(
+    predictor: RoutingPredictor, steps: Sequence[Sequence[int]], dtype: torch.dtype = torch.float32
+) -> None:
     """At every layer of steps of those sequences, at every horizon."""
     memory, quick = Memory(GEOMETRY), quick_of(predictor)
     for sequences in steps:
@@ -81,7 +83,7 @@ ALONE, TOGETHER = [[1], [1], [1]], [[1, 2], [1, 2], [2, 3], [3], [4, 3, 2]]
 @pytest.mark.parametrize("inputs", [(), (Input.GATES,), (Input.PREVIOUS_EXPERTS, Input.PREVIOUS_RESIDUAL), ALL_INPUTS])
 def test_a_head(inputs: Sequence[Input], shared: bool, steps: Sequence[Sequence[int]]) -> None:
     torch.manual_seed(0)
-    compare(head(inputs, shared=shared), steps)
+    assert_same(head(inputs, shared=shared), steps)
 
 
 @pytest.mark.parametrize("steps", [ALONE, TOGETHER])
@@ -90,26 +92,26 @@ def test_a_head(inputs: Sequence[Input], shared: bool, steps: Sequence[Sequence[
 )
 def test_lookahead(shared: bool, vectors: bool, biased: bool, steps: Sequence[Sequence[int]]) -> None:
     torch.manual_seed(1)
-    compare(lookahead(shared=shared, vectors=vectors, biased=biased), steps)
+    assert_same(lookahead(shared=shared, vectors=vectors, biased=biased), steps)
 
 
 def test_states_and_norms_in_bf16() -> None:
     torch.manual_seed(2)
-    compare(lookahead(shared=True, vectors=True, dtype=torch.bfloat16), TOGETHER, torch.bfloat16)
+    assert_same(lookahead(shared=True, vectors=True, dtype=torch.bfloat16), TOGETHER, torch.bfloat16)
 
 
 def test_heads_by_horizon_are_each_asked_their_own() -> None:
     torch.manual_seed(3)
-    compare(ByHorizon("heads", {1: head(), 2: head(horizon=2), 3: head(horizon=3)}), TOGETHER)
+    assert_same(ByHorizon("heads", {1: head(), 2: head(horizon=2), 3: head(horizon=3)}), TOGETHER)
 
 
 def test_whoever_else_predicts_is_asked_in_the_usual_way() -> None:
     torch.manual_seed(4)
-    compare(Frequency(torch.rand(LAYERS, EXPERTS), HORIZONS), TOGETHER)
+    assert_same(Frequency(torch.rand(LAYERS, EXPERTS), HORIZONS), TOGETHER)
 
 
 def test_what_is_sure_overflows_nothing() -> None:
     torch.manual_seed(5)
     sure = head()
     sure.calibration.scale.fill_(1e6)
-    compare(sure, ALONE)
+    assert_same(sure, ALONE)
