@@ -292,6 +292,22 @@ def test_a_verdict_is_kept_and_the_next_run_of_the_same_settings_begins_by_it(pa
         assert later.prediction is not None and later.prediction.past == found
 
 
+def test_a_verdict_of_many_short_runs_ago_counts_no_more(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Verdict(("none", "lookahead + shared"), (2.0, 1.0), 1)
+    with opened(pack) as first:
+        first.generate("abc", **GREEDY | {"max_tokens": 8})
+        assert first.prediction is not None
+        first.prediction.verdicts.append(found)
+    (entry,) = json.loads((pack / "profile.json").read_text())["verdicts"].values()
+    each = entry["tokens"]
+    assert 8 <= each <= 16
+    monkeypatch.setattr("steerpipe.runtime.profiles.LONGEST_REST_TOKENS", 2.5 * each)
+    for known in (found, found, None, None):
+        with opened(pack) as later:
+            assert later.prediction is not None and later.prediction.past == known
+            later.generate("abc", **GREEDY | {"max_tokens": 8})
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

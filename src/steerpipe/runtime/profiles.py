@@ -10,7 +10,7 @@ import numpy as np
 from steerpipe.core.config import EngineConfig
 from steerpipe.core.resolve import ResolvedConfig
 from steerpipe.model.weights import ModelWeights
-from steerpipe.predict.trials import Verdict
+from steerpipe.predict.trials import LONGEST_REST_TOKENS, Verdict
 from steerpipe.runtime.experts import Ladder
 from steerpipe.runtime.learning import Learning, open_learning
 from steerpipe.runtime.models import EMBEDDED
@@ -33,8 +33,9 @@ class ProfileKeeper:
 
     @property
     def verdict(self) -> Verdict | None:
-        """How trials of prediction ended when the setting was the same; None: nobody knows."""
-        return None if self._past is None else _verdict_in(self._past.verdicts.get(self._setting))
+        """How trials of prediction ended when the setting was the same; None: nobody knows, or it is too long ago."""
+        raw = None if self._past is None else self._past.verdicts.get(self._setting)
+        return _verdict_in(raw) if _tokens_since(raw) < LONGEST_REST_TOKENS else None
 
     def learn(self, weights: ModelWeights) -> Learning | None:
         """From now on, while the model answers."""
@@ -59,8 +60,9 @@ class ProfileKeeper:
             counts = source.policy.counts(source.tokens).tolist()
         verdicts = {} if self._past is None else dict(self._past.verdicts)
         if verdict is not None:
-            verdicts.pop(self._setting, None)
-            verdicts[self._setting] = asdict(verdict)
+            old = verdicts.pop(self._setting, None)
+            since = _tokens_since(old) if verdict == self.verdict else 0.0
+            verdicts[self._setting] = asdict(verdict) | {"tokens": since + source.tokens}
         kept = save_profile(self.file, Profile(self._identity, tuple(counts), tuple(source.residents), verdicts))
         if kept and self.learning is not None:
             self.learning.keep()
@@ -74,6 +76,12 @@ def setting_of(config: EngineConfig, resolved: ResolvedConfig) -> str:
     asked = {name: getattr(config, name) for name in (*memory, "policy", "quality", "cover")}
     found = {name: getattr(resolved, name) for name in ("device", "dtype", "threads", "max_batch")}
     return ", ".join(f"{name} {value}" for name, value in (found | asked | {"cores": os.cpu_count()}).items())
+
+
+def _tokens_since(raw: object) -> float:
+    """That were decoded by a verdict, in all runs since: short ones never come to a trial of their own."""
+    tokens = raw.get("tokens", 0.0) if isinstance(raw, dict) else 0.0
+    return float(tokens) if type(tokens) in (int, float) and 0 <= tokens < LONGEST_REST_TOKENS else LONGEST_REST_TOKENS
 
 
 def _verdict_in(raw: object) -> Verdict | None:
