@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.predict_parts import Log, rows_of, runs_of
 from benchmarks.predict_rates import history_delay, measure_rates, profile_rates
-from benchmarks.predict_rows import HISTORY, ROWS, Row, digest, said_of
+from benchmarks.predict_rows import ROWS, Row, asked_history, digest, said_of
 from benchmarks.predict_spans import timed_replays
 from benchmarks.reuse_parts import Heard, made_up_reuse
 from steerpipe.bench.budgets import Ladder
@@ -60,11 +60,11 @@ class Bench:
         self.blocks = LayerBlocks(shape.moe.experts, shape.layout.form, shape.layout.block_bytes)
 
     @property
-    def asks_history(self) -> bool:
-        """Whether a row of the run does with its driver: else what that costs is not measured, nor can it fail."""
+    def history(self) -> str | None:
+        """Whose questions a row of the run asks: else what that costs is not measured, nor can it fail."""
         given = self.given
         rows = [*rows_of(given.rows), *(rows_of(given.round_rows) if given.rounds else ())]
-        return any(row.arithmetic == HISTORY[given.driver == "direct"] for row in rows)
+        return asked_history(rows, given.driver)
 
     @contextmanager
     def open(self, slots: int, policy: Policy | str = "lfru", *, served: bool = False) -> Iterator[CudaSource]:
@@ -142,7 +142,7 @@ class Bench:
         if row.arithmetic == "transformers":
             return made_up_transformers(self.shape, self.device)
         if row.arithmetic == "history":
-            return made_up_history(self.shape, self.device)
+            return made_up_history(self.shape, self.device, served=row.served)
         return made_up_forecaster(
             self.shape, row.arithmetic, row.horizon, torch.bfloat16, self.device, served=row.served
         )  # fmt: skip
@@ -221,8 +221,7 @@ def main() -> None:
 
 
 def measure(bench: Bench, log: Log) -> None:
-    """Resident steps, rates, the seeds' comparison, rows while there is time, and what a profiler tells; what never
-    ran on a card comes last."""
+    """Resident steps, rates, the seeds' comparison, rows while there is time, and what a profiler tells."""
     given = bench.given
     chunks = [tuple(map(int, each.split("x"))) for each in given.chunks.split(",")]
     given.chunk, given.window = chunks[0]
@@ -247,7 +246,7 @@ def measure(bench: Bench, log: Log) -> None:
         log.add_line({"row": row.name, "share": share, "round": number} | bench.live(row, share))
     rates = profile_rates(bench, log, rates)
     log.add("rates", asdict(rates))
-    if bench.asks_history:
+    if bench.history:
         log.add("beside_delay", history_delay(bench, log, rates))
 
 

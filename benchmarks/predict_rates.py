@@ -44,7 +44,8 @@ def measure_rates(bench: "Bench", log: Log) -> Rates:
     plain, tapped, history = points(bench)
     log.add("points", [asdict(each) for each in plain])
     log.add("tapped_points", [asdict(each) for each in tapped])
-    if bench.asks_history:
+    if bench.history:
+        log.add("beside_of", bench.history)
         log.add("beside_points", [asdict(each) for each in history])
         log.add("beside", asdict(rates_of(plain, history, bench.shape.layers)))
     views = [bench.ladder.backing.view(number) for number in range(GUESSES)]
@@ -98,9 +99,11 @@ def profile_rates(bench: "Bench", log: Log, rates: Rates) -> Rates:
 def history_delay(bench: "Bench", log: Log, rates: Rates) -> float:
     """Seconds from a router until what a network of history says can be sent for; behind `profile_rates`.
 
-    Beside a step that hits, an answer may come after the next router: it would be taken for a quick one.
+    Inside the graph it is said as soon as the layer's router has decided. Beside a step that hits, an answer may come
+    after the next router: it would be taken for a quick one.
     """
-    return _scale(bench, rates, log.found["profiled step"]) * _delay(kernels(bench, 1, HISTORY))
+    new = 0 if bench.history == "history" else 1
+    return _scale(bench, rates, log.found["profiled step"]) * _delay(kernels(bench, new, HISTORY))
 
 
 def _scale(bench: "Bench", rates: Rates, step: float) -> float:
@@ -117,7 +120,7 @@ def _delay(kernels: list[Kernel]) -> float:
 @contextmanager
 def known(bench: "Bench", new: int, kind: int) -> Iterator[tuple[CudaSource, Routing]]:
     """A source and a routing of which `new` experts are missing in every layer; `kind`: TAPPED: heads name nobody;
-    HISTORY: ExpertTransformers, which are asked as the driver asks them, do."""
+    HISTORY: ExpertTransformers, which are asked as the rows of the run ask them, do."""
     layers, top_k = bench.shape.layers, bench.shape.moe.top_k
     routing = missing(bench.shape, new, SETTLE + STEPS)
     with bench.open(3 * layers * top_k) as source:
@@ -129,8 +132,11 @@ def known(bench: "Bench", new: int, kind: int) -> Iterator[tuple[CudaSource, Rou
             if kind == TAPPED:
                 bench.rig.predict(made_up_forecaster(shape, "heads", 1, torch.bfloat16, device), nobody)
             else:
-                made = made_up_transformers if bench.given.driver == "served" else made_up_history
-                bench.rig.predict(made(shape, device), nobody)
+                served = bench.given.driver == "served"
+                if bench.history == "history":
+                    bench.rig.predict(made_up_history(shape, device, served=served), nobody)
+                else:
+                    bench.rig.predict(made_up_transformers(shape, device), nobody)
         yield source, routing
 
 
@@ -148,7 +154,7 @@ class Point:
 
 def points(bench: "Bench") -> tuple[list[Point], ...]:
     """By kind, in turn, for no to k experts that are missing in every layer; all of it ROUNDS times."""
-    kinds = [PLAIN, TAPPED, *([HISTORY] if bench.asks_history else [])]
+    kinds = [PLAIN, TAPPED, *([HISTORY] if bench.history else [])]
     found: tuple[list[Point], ...] = ([], [], [])
     every = bench.shape.moe.top_k + 1
     for number in range(ROUNDS * every):

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,7 @@ ROWS = (
     Row("reuse eviction, served", policy="reuse", served=True),
     Row("reuse eviction + heads, 1 and 2 ahead, served", policy="reuse", said="heads", horizon=2, served=True),
     Row("LFRU + ExpertTransformer, 2 ahead", said="transformers", horizon=2, arithmetic="history"),
+    Row("LFRU + ExpertTransformer, 2 ahead, served", "lfru", "transformers", 2, "history", served=True),
 )
 HISTORY = ("transformers", "history")  # arithmetic of networks of routing history: beside the step, inside its graph
 HISTORY_SAID = "transformers"  # whose forecasts those are, whatever file the network lay in
@@ -127,13 +128,26 @@ def beside(rates: Rates, found: dict[str, Any]) -> Rates:
     return replace(rates, tap=own.tap, tap_more=own.tap_more, host=own.host, delay=found["beside_delay"])
 
 
+def by_driver(row: Row, driver: str | None) -> bool:
+    """Whether the row runs as it is called in a run with that driver."""
+    another = "direct" if row.served else "served" if row.arithmetic == "history" else ""
+    return driver != another
+
+
+def asked_history(rows: Iterable[Row], driver: str) -> str | None:
+    """Whose questions a run measures: one arithmetic of routing history, inside the graph before beside it."""
+    own = {row.arithmetic for row in rows if by_driver(row, driver)}
+    return next((each for each in reversed(HISTORY) if each in own), None)
+
+
 def replayable(row: Row, found: dict[str, Any]) -> bool:
     """Whether the rates are of the row's driver, and tell what it costs."""
-    if row.arithmetic in HISTORY and not {"beside", "beside_delay"} <= found.keys():
-        print(f"{row.name}: what questions cost is not in the file")
-        return False
-    another = "direct" if row.served else "served" if row.arithmetic == "history" else ""
-    return found.get("driver") != another
+    if row.arithmetic in HISTORY:
+        one = HISTORY[found.get("driver") == "direct"]  # what was measured where nobody has noted it
+        if not {"beside", "beside_delay"} <= found.keys() or found.get("beside_of", one) != row.arithmetic:
+            print(f"{row.name}: what its questions cost is not in the file")
+            return False
+    return by_driver(row, found.get("driver"))
 
 
 def terms(

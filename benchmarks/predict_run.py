@@ -4,11 +4,10 @@
     PYTHONPATH=src:. python benchmarks/predict_run.py OUT --replay
 
 Rows of predict_rows.py with the driver that the engine would choose, at Qwen1.5-MoE's shape: int4, where the device
-reads and sends by itself; bf16, served by the host; int4 with an ExpertTransformer in the step's graph, and beside it.
-The forecasts are written by record_forecasts.py, with `--history` for the ExpertTransformer's; without those its rows
-are left out. OUT gets what in_processes.py says, and the forecasts: recorded again they may be others. `--replay` takes
-those, and adds to each JSON what the simulated machine of its rates gives, and what share of that was measured; its
-exit status is 1 where nothing could be compared.
+reads and sends by itself, and bf16, served by the host. The forecasts are written by record_forecasts.py, with
+`--history` for the ExpertTransformer's; without those its rows are left out. OUT gets what in_processes.py says, and
+the forecasts: recorded again they may be others. `--replay` takes those, and adds to each JSON what the simulated
+machine of its rates gives, and what share of that was measured; its exit status is 1 where nothing could be compared.
 """
 
 import argparse
@@ -42,16 +41,15 @@ EXPERTS = 60  # of a layer, at the shape of the runs
 SHARES = "0.5,0.25,0.125"
 DIRECT = (
     LFRU, "LFRU + heads, 1 ahead", "LFRU + lookahead, 1 ahead", "LFRU + perfect, 1 ahead", AGAIN, "reuse eviction",
-    "reuse eviction + heads, 1 ahead", "Belady", "LFRU + previous token", "LFRU + always wrong", "LFRU + chance",
+    "reuse eviction + heads, 1 ahead", "Belady", "LFRU + ExpertTransformer, 2 ahead", "LFRU + previous token",
+    "LFRU + always wrong", "LFRU + chance",
 )  # fmt: skip
 SERVED = (
     LFRU, "LFRU + heads, 1 and 2 ahead, served", "LFRU + lookahead, 1 and 2 ahead, served",
     "LFRU + perfect, 1 and 2 ahead, served", AGAIN, "reuse eviction, served",
-    "reuse eviction + heads, 1 and 2 ahead, served", "Belady", "LFRU + ExpertTransformer apart, 2 ahead, served",
-    "LFRU + previous token", "LFRU + always wrong", "LFRU + chance",
+    "reuse eviction + heads, 1 and 2 ahead, served", "Belady", "LFRU + ExpertTransformer, 2 ahead, served",
+    "LFRU + ExpertTransformer apart, 2 ahead, served", "LFRU + previous token", "LFRU + always wrong", "LFRU + chance",
 )  # fmt: skip
-HISTORY = (LFRU, "LFRU + ExpertTransformer, 2 ahead", AGAIN, "LFRU + heads, 1 ahead")
-APART = (LFRU, "LFRU + ExpertTransformer apart, 2 ahead, served", AGAIN, "LFRU + heads, 1 and 2 ahead, served")
 LRU = ("LRU",)
 RECORD = "record them with benchmarks/record_forecasts.py"
 
@@ -70,22 +68,12 @@ def plan(forecasts: Path, *, history: bool = True) -> list[Measurement]:
         told = (SCRIPT, "--forecasts", str(forecasts), *words.split(), *grid)
         return Measurement(name, told, limit_seconds, MARGIN_SECONDS)
 
-    of_all = [
-        measurement("int4", 210, "--format int4 --rounds 5 --tokens 48 --warmup 40", DIRECT, LRU),
+    return [
+        measurement("int4", 290, "--format int4 --rounds 7 --tokens 48 --warmup 40", DIRECT, LRU),
         measurement(
-            "bf16-served", 300, "--format bf16 --driver served --rounds 3 --tokens 24 --warmup 32", SERVED, LRU
+            "bf16-served", 300, "--format bf16 --driver served --rounds 4 --tokens 24 --warmup 32", SERVED, LRU
         ),
     ]  # fmt: skip
-    of_history = [
-        measurement(
-            "int4-history", 130, "--format int4 --rounds 5 --tokens 48 --warmup 40 --skip-no-cache", HISTORY
-        ),
-        measurement(
-            "int4-served", 130, "--format int4 --driver served --rounds 5 --tokens 48 --warmup 40 --skip-no-cache",
-            APART,
-        ),
-    ]  # fmt: skip
-    return of_all + of_history if history else of_all
 
 
 def numbers(names: tuple[str, ...]) -> str:

@@ -7,7 +7,7 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,8 @@ def shares(found: dict[str, Any]) -> list[dict[str, Any]]:
     `device_of_replay`, and `steady_of_replay` charges every predictor for what the host needed more in all of their
     runs.
     """
-    more_ms, speaking = [host_more(found, history=each) for each in (False, True)], speakers(found)
+    speaking = speakers(found)
+    of_taps = host_more(found, speaking - HISTORY_ROWS)
     replayed = {(line["row"], line["share"]): line["ms"] for line in found["replayed"]}
     lines = []
     for (name, share), ms in replayed.items():
@@ -143,6 +144,7 @@ def shares(found: dict[str, Any]) -> list[dict[str, Any]]:
         promised, speaks = next(reversed(plain.values())) - next(reversed(ms.values())), name in speaking
         history = name in HISTORY_ROWS
         charged = found.get("beside" if history else "rates", {}).get("host", 0.0)
+        more_ms = host_more(found, {name}) if history else of_taps
         line = {"row": name, "share": share, "live_ms": live, "device_ms": device, "rounds_ms": gains}
         compared = next(reversed(ms)) in parts
         drawn = drawn_anew(found, share, name) if compared else []
@@ -150,7 +152,7 @@ def shares(found: dict[str, Any]) -> list[dict[str, Any]]:
             "promised_ms": promised, "of_replay": parts if compared else {},
             "rounds_of_replay": [each / promised for each in drawn],
             "device_of_replay": _part(device, promised + 1e3 * charged * speaks),
-            "steady_of_replay": _part(device - more_ms[history] * speaks, promised),
+            "steady_of_replay": _part(device - more_ms * speaks, promised),
         })  # fmt: skip
     return lines
 
@@ -176,11 +178,9 @@ def _part(gained: float, promised: float) -> float:
     return gained / promised if promised else math.nan
 
 
-def host_more(found: dict[str, Any], *, history: bool = False) -> float:
-    """Milliseconds that a predictor adds to a step's host, over all runs of all predictors that did not rest;
-    `history`: of networks of routing history, whose questions are another work."""
+def host_more(found: dict[str, Any], speaking: Collection[str]) -> float:
+    """Milliseconds that predictors add to a step's host, over all runs of the rows `speaking` that did not rest."""
     spent: dict[bool, list[float]] = {False: [], True: []}
-    speaking = frozenset(each for each in speakers(found) if (each in HISTORY_ROWS) == history)
     for line in found["lines"]:
         if (
             "graph_ms" in line

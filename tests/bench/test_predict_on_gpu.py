@@ -20,7 +20,7 @@ RATES = Rates(74e-6, 18e-6, 0.0, 99e-6, end=1e-4, between=5e-4)
 def measured(folder: Path, monkeypatch: pytest.MonkeyPatch, **given: Any) -> dict[str, Any]:
     """What the file has in the end. Every run takes a second, and what the profiler tells is made up."""
     bench = SimpleNamespace(
-        shape=SimpleNamespace(layers=24), link=5e10, resident=lambda: 1e-3, asks_history=True,
+        shape=SimpleNamespace(layers=24), link=5e10, resident=lambda: 1e-3, history="history",
         live=lambda row, share: dict.fromkeys(("live_ms", "link_utilisation", "misses", "late", "cut_mb"), 1.0),
         given=Namespace(**{
             "chunks": "4608x1", "skip_no_cache": True, "shares": "0.5", "rows": "0", "rounds": 2, "round_rows": "1,3",

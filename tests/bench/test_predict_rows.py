@@ -10,6 +10,7 @@ from benchmarks.predict_rows import (
     ROWS,
     Rates,
     Row,
+    asked_history,
     beside,
     one_row,
     read_found,
@@ -153,3 +154,22 @@ def test_inside_the_graph_the_tap_before_a_layer_says_what_was_said_two_layers_b
 def test_a_note_can_be_read_again() -> None:
     note = Path(__file__).parents[2] / "benchmarks" / "notes" / "2026-11-16-prediction-direct.json"
     assert {line["row"] for line in read_found(note)["lines"]} <= {row.name for row in ROWS}
+
+
+def test_a_run_measures_the_questions_of_one_arithmetic_and_only_its_rows_are_replayed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    named = {row.name: row for row in ROWS}
+    inside, served, apart = (
+        named[f"LFRU + ExpertTransformer{how}"] for how in (", 2 ahead", ", 2 ahead, served", " apart, 2 ahead, served")
+    )
+    assert asked_history([apart, served, inside], "served") == asked_history([inside], "direct") == "history"
+    assert asked_history([apart, inside], "served") == "transformers"
+    assert asked_history([apart, served], "direct") is None
+    measured = {"driver": "served", "beside": asdict(RATES), "beside_delay": 3e-5, "beside_of": "history"}
+    assert replayable(served, measured) and not replayable(inside, measured)
+    assert not replayable(apart, measured) and apart.name in capsys.readouterr().out
+    assert replayable(apart, measured | {"beside_of": "transformers"})
+    old = {key: value for key, value in measured.items() if key != "beside_of"}  # nobody had noted whose they are
+    assert replayable(apart, old) and replayable(inside, old | {"driver": "direct"})
+    assert not replayable(served, old)

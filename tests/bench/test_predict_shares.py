@@ -5,11 +5,12 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.predict_rows import Rates, read_found
-from benchmarks.predict_shares import fill_in, host_more, said_of_share, said_of_useless, shares, useless
+from benchmarks.predict_shares import fill_in, host_more, said_of_share, said_of_useless, shares, speakers, useless
 from steerpipe.bench.forecasts import ForecastFile, write_forecasts
 from steerpipe.transfer.recorded import draw_recording
 from steerpipe.transfer.synthetic import SyntheticRouting
@@ -143,18 +144,21 @@ def test_by_the_devices_clock_nobody_is_charged_for_the_host() -> None:
     predicted, evicted = shares(found)
     assert predicted["device_of_replay"] == pytest.approx(0.4 / (0.1 + 0.1))
     assert evicted["device_of_replay"] == pytest.approx(1.0), "who names nobody costs the host nothing more"
-    assert host_more(found) == pytest.approx(0.9 - 0.5)
+    assert host_more(found, speakers(found)) == pytest.approx(0.9 - 0.5)
     assert predicted["steady_of_replay"] == pytest.approx((0.4 - 0.4) / 0.1)
     assert evicted["steady_of_replay"] == evicted["device_of_replay"]
 
 
 def test_a_predictor_that_rests_says_nothing_of_what_predicting_costs_the_host() -> None:
+    def more(found: dict[str, Any]) -> float:
+        return host_more(found, speakers(found))
+
     heads, plain = (line(row, 0, 8.0, graph_ms=7.0) for row in ("LFRU + heads, 1 ahead", "LFRU"))
-    assert host_more({"lines": [plain, heads | {"graph_ms": 6.5}, heads | {"throttled": 1.0}]}) == pytest.approx(0.5)
-    assert host_more({"lines": [plain, heads | {"throttled": 1.0}]}) == 0.0
+    assert more({"lines": [plain, heads | {"graph_ms": 6.5}, heads | {"throttled": 1.0}]}) == pytest.approx(0.5)
+    assert more({"lines": [plain, heads | {"throttled": 1.0}]}) == 0.0
     served = heads | {"row": "LFRU + heads, 1 and 2 ahead, served", "graph_ms": 6.7}
-    assert host_more({"driver": "direct", "lines": [plain, served]}) == 0.0
-    assert host_more({"driver": "served", "lines": [plain, served]}) == pytest.approx(0.3)
+    assert more({"driver": "direct", "lines": [plain, served]}) == 0.0
+    assert more({"driver": "served", "lines": [plain, served]}) == pytest.approx(0.3)
 
 
 def test_what_a_history_s_host_costs_is_its_own() -> None:
@@ -167,4 +171,5 @@ def test_what_a_history_s_host_costs_is_its_own() -> None:
     (own,) = shares(found)
     assert own["of_replay"] == {} and own["live_ms"] == pytest.approx(0.1)  # below what is compared
     assert (own["device_of_replay"], own["steady_of_replay"]) == pytest.approx((1.0, 1.0))
-    assert (host_more(found), host_more(found, history=True)) == pytest.approx((0.1, 0.2))
+    found["replayed"] += [{"row": heads, "share": 0.25, "ms": {"tap": 7.9}}]
+    assert shares(found)[0] == own and shares(found)[1]["steady_of_replay"] == pytest.approx(3.0)

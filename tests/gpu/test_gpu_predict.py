@@ -126,13 +126,33 @@ def test_a_model_never_seen_looks_ahead_and_a_switch_ends_it(tiny_model: Path) -
         assert bits(silent) == expected
 
 
-def test_a_transformer_beside_the_model_is_asked_where_the_host_serves(tmp_path: Path) -> None:
-    folder, name = tmp_path / "model", "transformer (layers), 2 ahead"
+def with_history(folder: Path, architecture: Architecture) -> Path:
+    """A model beside which networks lie that have learnt nothing."""
     write_tiny("qwen2_moe", folder, num_experts=24, num_experts_per_tok=4, num_hidden_layers=4)
-    expected = whole_bits(folder)
-    networks = {Decision(target, 2): build(Architecture.TRANSFORMER, 24, 10) for target in range(4)}
+    networks = {Decision(target, 2): build(architecture, 24, 10) for target in range(4)}
     (folder / "predictors").mkdir()
-    save(Trajectory(Architecture.TRANSFORMER, 24, networks), folder / "predictors" / "trajectory.safetensors")
+    save(Trajectory(architecture, 24, networks), folder / "predictors" / "trajectory.safetensors")
+    return folder
+
+
+def test_a_transformer_beside_the_model_is_a_branch_of_the_graph_by_each_driver(tmp_path: Path) -> None:
+    folder, name = with_history(tmp_path / "model", Architecture.TRANSFORMER), "transformer (layers), 2 ahead"
+    expected = whole_bits(folder)
+    for budget, names in (({"pin": "0"}, [name]), ({}, [name, f"{name}, by the host"])):
+        with Pipeline(folder, **SETTINGS, **budget, fast_memory="50%") as tight:
+            choice = force(tight, 4, 1)
+            assert [each.name for each in choice._speakers][-len(names) :] == names
+            for _ in range(2):
+                assert bits(tight) == expected
+            assert all(choice.scorecard.total(each).decisions > 0 for each in names)
+            assert 0 < choice._speakers[-1].predictor.history.seconds < 0.1
+            assert f"{name} takes " in tight.prediction.beside()  # type: ignore[union-attr,operator]
+            tight.experts.check_integrity()  # type: ignore[union-attr]
+
+
+def test_another_network_of_history_is_asked_beside_the_step_where_the_host_serves(tmp_path: Path) -> None:
+    folder, name = with_history(tmp_path / "model", Architecture.MLP), "mlp (layers), 2 ahead"
+    expected = whole_bits(folder)
     with Pipeline(folder, **SETTINGS, fast_memory="50%", pin="0") as served:
         choice = force(served, 4, 1)
         for _ in range(2):

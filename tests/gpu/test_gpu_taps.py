@@ -206,7 +206,8 @@ def test_no_bit_depends_on_whether_the_host_or_the_device_sends_in_which_step(fo
     loaded, said = model(form, size), words(kind, routed, 2)
     by_host, apart = forecaster(loaded, "head", 2, served=True), forecaster(loaded, "apart", 2)
     by_device = [forecaster(loaded, way, 1) for way in ("head", "history")]
-    turns = Random(5).choices([None, by_host, *by_device, apart], k=STEPS)
+    history_by_host = forecaster(loaded, "history", 1, served=True)
+    turns = Random(5).choices([None, by_host, *by_device, history_by_host, apart], k=STEPS)
     with CudaSource.open(loaded.experts.pack, slots=SLOTS, device=CUDA, pinned_bytes=1 << 30, direct=True) as source:
         source._shelf.chunk_bytes = 2048
         for _ in range(2):

@@ -1,6 +1,7 @@
 """A model's trained predictors become what graphs on a GPU carry; no kernel runs here."""
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,14 +26,14 @@ from steerpipe.store.reader import Pack
 
 pytest.importorskip("triton")
 
-from steerpipe.model.gpu.tap import Head, Lookahead
+from steerpipe.model.gpu.tap import Forecaster, Head, Lookahead
 from steerpipe.runtime.prediction_gpu import (
     Driver,
-    _apart,
     _why_not,
     beside_line,
     drivers_of,
     history_for,
+    history_speakers,
     speaker_of,
     spread,
     why_silent,
@@ -132,26 +133,52 @@ def test_it_is_said_why_nobody_predicts() -> None:
         assert pipe.prediction is not None and pipe.prediction.lines() == []
 
 
-def history(horizon: int = 2, layers: int = 24, **more: Any) -> Trajectory:
+def history(
+    horizon: int = 2, layers: int = 24, architecture: Architecture = Architecture.TRANSFORMER, **more: Any
+) -> Trajectory:
     """One network in the place of all."""
-    network = build(Architecture.TRANSFORMER, 60, 10)
+    network = build(architecture, 60, 10)
     networks = dict.fromkeys([Decision(target, horizon) for target in range(layers)], network)
-    return Trajectory(Architecture.TRANSFORMER, 60, networks, **more)
+    return Trajectory(architecture, 60, networks, **more)
 
 
-def test_a_transformer_is_asked_where_the_host_serves_and_tells_its_microseconds(tmp_path: Path) -> None:
+def test_a_transformer_is_a_branch_of_the_graph_by_each_driver_and_tells_its_microseconds(tmp_path: Path) -> None:
     pack, weights = nano()
     (tmp_path / "predictors").mkdir()
     assert history_for(pack.spec, tmp_path) is None
     save(history(steps=7), tmp_path / "predictors" / "trajectory.safetensors")
     trained = history_for(pack.spec, tmp_path)
     assert trained is not None
-    made = _apart(trained, pack.spec, weights)
-    assert made.name == "transformer (layers), 2 ahead"
-    own = made.predictor
-    assert (len(own.networks), own.experts, own.top_k, own.steps, own.horizon) == (24, 60, 4, 7, 2)
-    assert own.reads_pinned and own.networks[0]._out.dtype == torch.bfloat16  # its kernels, at the model's precision
+    device, host = history_speakers(trained, pack.spec, weights, [Driver.DEVICE, Driver.HOST_INSTEAD])
+    assert [device.name, host.name] == ["transformer (layers), 2 ahead", "transformer (layers), 2 ahead, by the host"]
+    assert not device.predictor.served and host.predictor.served
+    own = device.predictor.history
+    assert own.ahead == 2 and host.predictor.history.networks == own.networks
+    kernels = own.networks
+    assert {(each.steps, each.experts, each.top_k) for each in kernels} == {(7, 60, 4)} and len(kernels) == 24
+    assert kernels[0]._out.dtype == torch.bfloat16  # the model's precision
     assert {each.dtype for each in trained.tensors().values()} == {torch.float32}
+    assert beside_line(device, [], 24) == f"prediction: {device.name} was not asked yet"
+    timed = replace(device, predictor=Forecaster((replace(own, seconds=26e-6),)))
+    assert beside_line(timed, [Verdict(("none", device.name), (2.4e-3, 3e-3), 0)], 24) == (
+        f"prediction: {device.name} takes 26 us a question beside layers of 100 us"
+    )
+
+
+@pytest.mark.parametrize(
+    ("trained", "kernels"),
+    [(history(architecture=Architecture.MLP), False), (history(horizon=1), True)],
+    ids=["torch", "next layer"],
+)
+def test_who_is_slow_or_looks_at_the_next_layer_is_asked_beside_the_step_once(
+    trained: Trajectory, kernels: bool
+) -> None:
+    pack, weights = nano()
+    drivers = [Driver.DEVICE, Driver.HOST_INSTEAD]
+    (made,) = history_speakers(trained, pack.spec, weights, drivers)
+    own = made.predictor
+    assert (len(own.networks), own.experts, own.top_k, own.horizon) == (24, 60, 4, trained.horizons[0])
+    assert own.reads_pinned is kernels
     assert beside_line(made, [], 24) == f"prediction: {made.name} was not asked yet"
     asked = own.questions
     asked.seconds, asked.possible, asked.asked, asked.in_time = 310e-6, 48, 20, 11
@@ -164,7 +191,8 @@ def test_a_transformer_is_asked_where_the_host_serves_and_tells_its_microseconds
 @pytest.mark.parametrize(
     ("trained", "drivers", "why"),
     [
-        (history(), [Driver.DEVICE], "too few slots"),
+        (history(architecture=Architecture.MLP), [Driver.DEVICE], "too few slots"),
+        (history(horizon=1), [Driver.DEVICE], "too few slots"),
         (history(window=Window.TOKENS), [Driver.HOST], "--window layers"),
         (history(without=(3,)), [Driver.HOST], "--window layers"),
         (history(layers=23), [Driver.HOST], "without --target"),
@@ -175,4 +203,5 @@ def test_who_cannot_be_asked_does_not_speak_and_it_is_said_why(
     trained: Trajectory, drivers: list[Driver], why: str
 ) -> None:
     assert why in (why_silent(trained, 24, drivers) or "")
-    assert why_silent(history(), 24, [Driver.DEVICE, Driver.HOST_INSTEAD]) is None
+    assert why_silent(history(), 24, [Driver.DEVICE]) is None
+    assert why_silent(history(architecture=Architecture.MLP), 24, [Driver.DEVICE, Driver.HOST_INSTEAD]) is None

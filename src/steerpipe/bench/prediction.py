@@ -63,11 +63,11 @@ def made_up_transformers(shape: Shape, device: torch.device) -> "ApartForecaster
     return ApartForecaster(_transformers(shape, device), shape.moe.experts, shape.moe.top_k)
 
 
-def made_up_history(shape: Shape, device: torch.device) -> "Forecaster":
-    """The same, inside one row's graph."""
+def made_up_history(shape: Shape, device: torch.device, *, served: bool = False) -> "Forecaster":
+    """The same, inside one row's graph. `served`: by the host, also over a source that lands."""
     from steerpipe.model.gpu.tap import Forecaster, History  # Triton
 
-    return Forecaster((History(_transformers(shape, device)),))
+    return Forecaster((History(_transformers(shape, device)),), served=served)
 
 
 def _transformers(shape: Shape, device: torch.device) -> "tuple[TransformerKernels, ...]":

@@ -18,11 +18,11 @@ from torch import Tensor
 from steerpipe.core.blocks import BlockSource
 from steerpipe.core.config import Predict
 from steerpipe.kernels.history import TransformerKernels
-from steerpipe.model.gpu.apart import ApartForecaster, Network
+from steerpipe.model.gpu.apart import ApartForecaster, Network, question_seconds
 from steerpipe.model.gpu.decoder import GpuDecoder
 from steerpipe.model.gpu.fetching import NAMED
 from steerpipe.model.gpu.predicted import LayerCounts, PredictedStep, count
-from steerpipe.model.gpu.tap import Forecaster, Head, Lookahead
+from steerpipe.model.gpu.tap import Forecaster, Head, History, Lookahead
 from steerpipe.model.spec import ModelSpec
 from steerpipe.model.weights import ModelWeights
 from steerpipe.predict import files
@@ -36,7 +36,7 @@ from steerpipe.predict.shipped import for_model
 from steerpipe.predict.sight import Decision
 from steerpipe.predict.stored import StoredPredictor
 from steerpipe.predict.trajectory import Trajectory
-from steerpipe.predict.trajectory_networks import ExpertTransformer
+from steerpipe.predict.trajectory_networks import Architecture
 from steerpipe.predict.trials import Verdict, settled
 from steerpipe.predict.window import Window
 from steerpipe.runtime.predicting import Choice, PredictingDecoder, Speaker
@@ -70,8 +70,8 @@ def predict_on_gpu(
     if history is not None and (why := why_silent(history, layers, drivers)):
         made.beside = lambda: f"prediction: {history.name} is not asked, {why}"
     elif history is not None:
-        speakers.append(apart := _apart(history, spec, weights))
-        made.beside = partial(beside_line, apart, made.verdicts, layers)
+        speakers += (asked := history_speakers(history, spec, weights, drivers))
+        made.beside = partial(beside_line, asked[0], made.verdicts, layers)
     if not speakers:
         made.standing = lambda: "prediction: none, for the model's predictors look at what graphs on a GPU do not show"
         return made, None
@@ -123,8 +123,12 @@ def speaker_of(
     if not ways:
         return None
     ahead = " and ".join(str(horizon + 1) for horizon in range(len(ways)))
+    return _by(driver, f"{_plain_name(predictor)}, {ahead} ahead", tuple(ways))
+
+
+def _by(driver: Driver, name: str, ways: tuple[Head | Lookahead, ...] | tuple[History]) -> Speaker:
     by = ", by the host" if driver is Driver.HOST_INSTEAD else ""
-    return Speaker(f"{_plain_name(predictor)}, {ahead} ahead{by}", Forecaster(tuple(ways), served=bool(by)))
+    return Speaker(name + by, Forecaster(ways, served=bool(by)))
 
 
 def history_for(spec: ModelSpec, folder: Path, digest: str | None = None) -> StoredPredictor | None:
@@ -136,13 +140,15 @@ def history_for(spec: ModelSpec, folder: Path, digest: str | None = None) -> Sto
 
 
 def why_silent(history: StoredPredictor, layers: int, drivers: Collection[Driver]) -> str | None:
-    """Why it is not asked beside the steps, which the host has to serve then."""
+    """Why it is not asked. Beside the steps it can only be where the host serves them."""
     if not isinstance(history, Trajectory) or history.window is not Window.LAYERS or history.without:
         return "for it does not look at the last layers alone (steerpipe train transformer --window layers)"
     if not history.networks or any(each not in history.networks for each in _asked(history, layers)):
         return "for it does not know every layer (train it with --horizon 2, and without --target)"
     served = any(driver is not Driver.DEVICE for driver in drivers)
-    return None if served else "for there are too few slots for the host to serve one row"
+    if served or inside(history, layers):
+        return None
+    return "for there are too few slots for the host to serve one row"
 
 
 def _asked(history: Trajectory, layers: int) -> list[Decision]:
@@ -151,28 +157,45 @@ def _asked(history: Trajectory, layers: int) -> list[Decision]:
     return [Decision(target, horizon) for target in range(layers)]
 
 
-def _apart(history: StoredPredictor, spec: ModelSpec, weights: ModelWeights) -> Speaker:
+def inside(history: Trajectory, layers: int) -> bool:
+    """Whether its questions are a branch of the step's graph: those of an ExpertTransformer, whose kernels take a part
+    of a layer's time, about a layer after the next, which nobody has to wait for."""
+    return history.architecture is Architecture.TRANSFORMER and _asked(history, layers)[0].horizon > 1
+
+
+def history_speakers(
+    history: StoredPredictor, spec: ModelSpec, weights: ModelWeights, drivers: Sequence[Driver]
+) -> list[Speaker]:
+    """Inside the graph by each driver; beside the step the host asks it, once."""
     assert isinstance(history, Trajectory), "`why_silent` said so"
-    like, moe = weights.embed, spec.moe(spec.moe_layers[0])
-    asked = _asked(history, len(spec.moe_layers))
-    networks: list[Network] = []
-    for each in asked:
-        network = copy.deepcopy(history.networks[each]).to(like.device, like.dtype)
-        kernels = isinstance(network, ExpertTransformer)
-        networks.append(TransformerKernels(network.state_dict(), history.steps, moe.top_k) if kernels else network)
+    like, moe, layers = weights.embed, spec.moe(spec.moe_layers[0]), len(spec.moe_layers)
+    asked = _asked(history, layers)
     horizon = asked[0].horizon
-    made = ApartForecaster(tuple(networks), moe.experts, moe.top_k, history.steps, horizon, like.dtype)
-    return Speaker(f"{history.name}, {horizon} ahead", made)
+    name = f"{history.name}, {horizon} ahead"
+    networks = [copy.deepcopy(history.networks[each]).to(like.device, like.dtype) for each in asked]
+    told: tuple[Network, ...] = tuple(networks)
+    if history.architecture is Architecture.TRANSFORMER:
+        kernels = tuple(TransformerKernels(each.state_dict(), history.steps, moe.top_k) for each in networks)
+        if inside(history, layers):
+            seconds = question_seconds(kernels[-1], layers, like.device) if like.is_cuda else None
+            return [_by(driver, name, (History(kernels, horizon, seconds),)) for driver in drivers]
+        told = kernels
+    return [Speaker(name, ApartForecaster(told, moe.experts, moe.top_k, history.steps, horizon, like.dtype))]
 
 
-def beside_line(apart: Speaker, verdicts: Sequence[Verdict], layers: int) -> str:
-    """What it takes, and how often it could say something."""
-    asked = apart.predictor.questions
-    if asked.seconds is None:
-        return f"prediction: {apart.name} was not asked yet"
+def beside_line(speaker: Speaker, verdicts: Sequence[Verdict], layers: int) -> str | None:
+    """What a question takes and, where the host asks it, how often it could say something."""
+    predictor, told = speaker.predictor, ""
+    if isinstance(predictor, ApartForecaster):
+        asked = predictor.questions
+        seconds = asked.seconds
+        told = f"; {asked.asked} of {asked.possible} were asked, {asked.in_time} answered in time"
+    else:
+        seconds = predictor.history.seconds
+    if seconds is None:
+        return f"prediction: {speaker.name} was not asked yet"
     layer = f" beside layers of {verdicts[-1].seconds[0] / layers * 1e6:.0f} us" if verdicts else ""
-    told = f"{asked.asked} of {asked.possible} were asked, {asked.in_time} answered in time"
-    return f"prediction: {apart.name} takes {asked.seconds * 1e6:.0f} us a question{layer}; {told}"
+    return f"prediction: {speaker.name} takes {seconds * 1e6:.0f} us a question{layer}{told}"
 
 
 def _plain_name(predictor: RoutingPredictor) -> str:

@@ -1,13 +1,15 @@
 """A predictor beside the step, not inside it: a graph of its own on a stream of its own, launched by the host.
 
-The seed's ExpertTransformer reads nothing but routing, which the host knows when a router has posted. So it can run
+A network of routing history reads nothing but routing, which the host knows when a router has posted. So it can run
 while the layer does, and its answer is for two layers later. Where it is slower than the layers come, it is asked less
-often: never twice at once, and next about the last layer that has come. Legend: L MoE layers, S steps of history,
+often: never twice at once, and next about the last layer that has come. (An ExpertTransformer whose kernels are ours is
+quick enough to be a branch of the step's own graph: `tap.History`.) Legend: L MoE layers, S steps of history,
 E experts, k experts per row, n named.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -121,26 +123,12 @@ class Apart:
         self._done.record(self._stream)
         return True
 
-    def seconds(self, order: int, rounds: int = 50) -> float:
+    def seconds(self, order: int) -> float:
         """What one question takes on the device when nothing else runs."""
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        with torch.cuda.stream(self._stream):
-            self._graphs[order].replay()
-            begin.record()
-            for _ in range(rounds):
-                self._graphs[order].replay()
-            end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / rounds / 1e3
+        return seconds_of(self._graphs[order], self._stream)
 
     def _capture(self, order: int) -> torch.cuda.CUDAGraph:
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            self._answer(order)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            self._answer(order)
-        return graph
+        return captured(lambda: self._answer(order), self._stream, self._pool)
 
     def _answer(self, order: int) -> None:
         if self.forecaster.reads_pinned:
@@ -149,6 +137,36 @@ class Apart:
             routed, stamp = self._here.copy_(self._history, non_blocking=True), self._stamped
             stamp.copy_(self._stamp, non_blocking=True)
         self.forecaster.answer(routed, order, stamp=stamp, words=self.words.words[order], forced=self.forced[order])
+
+
+def captured(ask: Callable[[], object], stream: torch.cuda.Stream, pool: Any = None) -> torch.cuda.CUDAGraph:
+    """A question as a graph; it is asked once before, which compiles its kernels."""
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        ask()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        ask()
+    return graph
+
+
+def seconds_of(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, rounds: int = 50) -> float:
+    """What one replay takes on the device when nothing else runs. Waits for it."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    with torch.cuda.stream(stream):
+        graph.replay()
+        begin.record()
+        for _ in range(rounds):
+            graph.replay()
+        end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / rounds / 1e3
+
+
+def question_seconds(network: TransformerKernels, layers: int, device: torch.device) -> float:
+    """The same, of a network that is asked inside another graph."""
+    routed, stream = torch.zeros(layers, network.top_k, dtype=torch.int32, device=device), torch.cuda.Stream(device)
+    return seconds_of(captured(lambda: network.answer(routed, layers - 1), stream), stream)
 
 
 class SteerApart(Steer):

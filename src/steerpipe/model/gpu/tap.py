@@ -54,6 +54,7 @@ class History:
 
     networks: tuple[TransformerKernels, ...]
     ahead: int = 2
+    seconds: float | None = None  # what a question takes on the device when nothing else runs; None: nobody knows
 
 
 @dataclass(frozen=True, slots=True)
