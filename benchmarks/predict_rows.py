@@ -135,9 +135,9 @@ def by_driver(row: Row, driver: str | None) -> bool:
 
 
 def asked_history(rows: Iterable[Row], driver: str) -> str | None:
-    """Whose questions a run measures: one arithmetic of routing history, inside the graph before beside it."""
+    """Whose questions a run measures: one arithmetic of routing history, the engine's with that driver first."""
     own = {row.arithmetic for row in rows if by_driver(row, driver)}
-    return next((each for each in reversed(HISTORY) if each in own), None)
+    return next((each for each in HISTORY if each in own), None)
 
 
 def replayable(row: Row, found: dict[str, Any]) -> bool:
@@ -172,6 +172,9 @@ def terms(
         looking = Looking(most=GUESSES, stops=True, bytes_per_second=rates.guess_bytes_per_second)
         lent = supply_of(slots, recording.top_k) + (max(0, guesses_of(slots) - guesses_within(size)) if predicts else 0)
         machine = replace(machine, slots=slots - lent, chunk_bytes=CHUNK_BYTES, looking=looking)
+        yield "driver", machine
+    elif "chunk_kib" in found:  # of the copy stream, which cannot be reordered: a demand waits for what is on it
+        machine = replace(machine, chunk_bytes=found["chunk_kib"] << 10)
         yield "driver", machine
     if apart:
         machine = replace(

@@ -80,6 +80,12 @@ def test_the_direct_driver_lends_slots_and_stops_at_routers() -> None:
     assert replace(direct, slots=plain.slots, looking=plain.looking, chunk_bytes=plain.chunk_bytes) == plain
 
 
+def test_a_guess_of_the_host_moves_in_the_chunks_that_it_has_live() -> None:
+    plain, served = (machines(driver="served", **more) for more in ({}, {"chunk_kib": 4608}))
+    assert "driver" not in plain and served["driver"] == replace(plain["rates"], chunk_bytes=4608 << 10)
+    assert {each.chunk_bytes for name, each in served.items() if name != "rates"} == {4608 << 10}
+
+
 def test_a_delay_ends_where_what_was_named_is_sent_for() -> None:
     spans = pytest.importorskip("benchmarks.predict_spans")
     kernels = [
@@ -163,8 +169,8 @@ def test_a_run_measures_the_questions_of_one_arithmetic_and_only_its_rows_are_re
     inside, served, apart = (
         named[f"LFRU + ExpertTransformer{how}"] for how in (", 2 ahead", ", 2 ahead, served", " apart, 2 ahead, served")
     )
-    assert asked_history([apart, served, inside], "served") == asked_history([inside], "direct") == "history"
-    assert asked_history([apart, inside], "served") == "transformers"
+    assert asked_history([served, apart, inside], "served") == "transformers"
+    assert asked_history([served, inside], "served") == asked_history([inside], "direct") == "history"
     assert asked_history([apart, served], "direct") is None
     measured = {"driver": "served", "beside": asdict(RATES), "beside_delay": 3e-5, "beside_of": "history"}
     assert replayable(served, measured) and not replayable(inside, measured)

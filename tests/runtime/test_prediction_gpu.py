@@ -142,27 +142,36 @@ def history(
     return Trajectory(architecture, 60, networks, **more)
 
 
-def test_a_transformer_is_a_branch_of_the_graph_by_each_driver_and_tells_its_microseconds(tmp_path: Path) -> None:
+def test_a_transformer_is_asked_inside_the_graph_and_beside_it_and_tells_its_microseconds(tmp_path: Path) -> None:
     pack, weights = nano()
     (tmp_path / "predictors").mkdir()
     assert history_for(pack.spec, tmp_path) is None
     save(history(steps=7), tmp_path / "predictors" / "trajectory.safetensors")
     trained = history_for(pack.spec, tmp_path)
     assert trained is not None
-    device, host = history_speakers(trained, pack.spec, weights, [Driver.DEVICE, Driver.HOST_INSTEAD])
+    both = history_speakers(trained, pack.spec, weights, [Driver.DEVICE, Driver.HOST_INSTEAD])
+    device, host = both
     assert [device.name, host.name] == ["transformer (layers), 2 ahead", "transformer (layers), 2 ahead, by the host"]
-    assert not device.predictor.served and host.predictor.served
-    own = device.predictor.history
-    assert own.ahead == 2 and host.predictor.history.networks == own.networks
-    kernels = own.networks
-    assert {(each.steps, each.experts, each.top_k) for each in kernels} == {(7, 60, 4)} and len(kernels) == 24
-    assert kernels[0]._out.dtype == torch.bfloat16  # the model's precision
+    own, asked = device.predictor.history, host.predictor.questions
+    assert own.ahead == 2 == host.predictor.horizon and not device.predictor.served
+    for kernels in (own.networks, host.predictor.networks):
+        assert {(each.steps, each.experts, each.top_k) for each in kernels} == {(7, 60, 4)} and len(kernels) == 24
+        assert kernels[0]._out.dtype == torch.bfloat16  # the model's precision
+    one, other = own.networks[0], host.predictor.networks[0]
+    assert one._out.data_ptr() == other._out.data_ptr() and one._x.data_ptr() != other._x.data_ptr()
     assert {each.dtype for each in trained.tensors().values()} == {torch.float32}
-    assert beside_line(device, [], 24) == f"prediction: {device.name} was not asked yet"
-    timed = replace(device, predictor=Forecaster((replace(own, seconds=26e-6),)))
-    assert beside_line(timed, [Verdict(("none", device.name), (2.4e-3, 3e-3), 0)], 24) == (
-        f"prediction: {device.name} takes 26 us a question beside layers of 100 us"
+    assert beside_line(both, [], 24) == f"prediction: {device.name} was not asked yet"
+    timed = [replace(device, predictor=Forecaster((replace(own, seconds=26e-6),))), host]
+    ended = [Verdict(("none", device.name), (2.4e-3, 3e-3), 0)]
+    said = f"prediction: {device.name} takes 26 us a question beside layers of 100 us"
+    assert beside_line(timed, ended, 24) == beside_line(timed[:1], ended, 24) == said
+    asked.seconds, asked.possible, asked.asked, asked.in_time = 310e-6, 48, 20, 11
+    told = "; the host asked 20 of 48, 11 were answered in time"
+    assert beside_line(timed, ended, 24) == said + told
+    assert (
+        beside_line([host], ended, 24) == said.replace("26 us", "310 us").replace("ahead", "ahead, by the host") + told
     )
+    assert [each.name for each in history_speakers(trained, pack.spec, weights, [Driver.HOST])] == [device.name]
 
 
 @pytest.mark.parametrize(
@@ -170,22 +179,14 @@ def test_a_transformer_is_a_branch_of_the_graph_by_each_driver_and_tells_its_mic
     [(history(architecture=Architecture.MLP), False), (history(horizon=1), True)],
     ids=["torch", "next layer"],
 )
-def test_who_is_slow_or_looks_at_the_next_layer_is_asked_beside_the_step_once(
+def test_who_is_slow_or_looks_at_the_next_layer_is_asked_beside_the_step_alone(
     trained: Trajectory, kernels: bool
 ) -> None:
     pack, weights = nano()
-    drivers = [Driver.DEVICE, Driver.HOST_INSTEAD]
-    (made,) = history_speakers(trained, pack.spec, weights, drivers)
+    (made,) = history_speakers(trained, pack.spec, weights, [Driver.DEVICE, Driver.HOST_INSTEAD])
     own = made.predictor
     assert (len(own.networks), own.experts, own.top_k, own.horizon) == (24, 60, 4, trained.horizons[0])
-    assert own.reads_pinned is kernels
-    assert beside_line(made, [], 24) == f"prediction: {made.name} was not asked yet"
-    asked = own.questions
-    asked.seconds, asked.possible, asked.asked, asked.in_time = 310e-6, 48, 20, 11
-    assert beside_line(made, [Verdict(("none", made.name), (2.4e-3, 3e-3), 0)], 24) == (
-        f"prediction: {made.name} takes 310 us a question beside layers of 100 us; "
-        "20 of 48 were asked, 11 answered in time"
-    )
+    assert own.reads_pinned is kernels and made.name == f"{trained.name}, {own.horizon} ahead"
 
 
 @pytest.mark.parametrize(

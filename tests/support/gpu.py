@@ -150,7 +150,7 @@ class MemoryBlocks:
 
     def serve(
         self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None,
-        meanwhile: Callable[[], None] | None = None,
+        meanwhile: Callable[[], None] | None = None, *, ahead: bool = False,
     ) -> None:  # fmt: skip
         raise AssertionError("everything is here: nobody serves")
 

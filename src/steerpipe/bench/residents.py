@@ -62,7 +62,7 @@ class ResidentBlocks:
 
     def serve(
         self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None,
-        meanwhile: Callable[[], None] | None = None,
+        meanwhile: Callable[[], None] | None = None, *, ahead: bool = False,
     ) -> None:  # fmt: skip
         """Everything is there."""
 

@@ -212,11 +212,12 @@ class BlockSource(Protocol):
 
     def serve(
         self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None,
-        meanwhile: Callable[[], None] | None = None,
+        meanwhile: Callable[[], None] | None = None, *, ahead: bool = False,
     ) -> None:  # fmt: skip
         """Brings what is missing of `routed` into the table while kernels already wait for it there.
 
-        `meanwhile` is called as soon as all of it is on its way: what else is to be done can wait.
+        `meanwhile` is called as soon as all of it is on its way: what else is to be done can wait. `ahead`: the layer
+        before has not run yet, so nobody waits for this one.
 
         Layers come in the order of the model. What a step has leased or been served for a layer may leave the table
         when a later layer is served: kernels of earlier layers have run by then. With slots for three layers it stays

@@ -71,7 +71,7 @@ def predict_on_gpu(
         made.beside = lambda: f"prediction: {history.name} is not asked, {why}"
     elif history is not None:
         speakers += (asked := history_speakers(history, spec, weights, drivers))
-        made.beside = partial(beside_line, asked[0], made.verdicts, layers)
+        made.beside = partial(beside_line, asked, made.verdicts, layers)
     if not speakers:
         made.standing = lambda: "prediction: none, for the model's predictors look at what graphs on a GPU do not show"
         return made, None
@@ -123,12 +123,8 @@ def speaker_of(
     if not ways:
         return None
     ahead = " and ".join(str(horizon + 1) for horizon in range(len(ways)))
-    return _by(driver, f"{_plain_name(predictor)}, {ahead} ahead", tuple(ways))
-
-
-def _by(driver: Driver, name: str, ways: tuple[Head | Lookahead, ...] | tuple[History]) -> Speaker:
     by = ", by the host" if driver is Driver.HOST_INSTEAD else ""
-    return Speaker(name + by, Forecaster(ways, served=bool(by)))
+    return Speaker(f"{_plain_name(predictor)}, {ahead} ahead{by}", Forecaster(tuple(ways), served=bool(by)))
 
 
 def history_for(spec: ModelSpec, folder: Path, digest: str | None = None) -> StoredPredictor | None:
@@ -158,44 +154,55 @@ def _asked(history: Trajectory, layers: int) -> list[Decision]:
 
 
 def inside(history: Trajectory, layers: int) -> bool:
-    """Whether its questions are a branch of the step's graph: those of an ExpertTransformer, whose kernels take a part
-    of a layer's time, about a layer after the next, which nobody has to wait for."""
+    """Whether its questions can be a branch of the step's graph: those of an ExpertTransformer, whose kernels take a
+    part of a layer's time, about a layer after the next, so that nobody has to wait for them."""
     return history.architecture is Architecture.TRANSFORMER and _asked(history, layers)[0].horizon > 1
 
 
 def history_speakers(
     history: StoredPredictor, spec: ModelSpec, weights: ModelWeights, drivers: Sequence[Driver]
 ) -> list[Speaker]:
-    """Inside the graph by each driver; beside the step the host asks it, once."""
+    """Where the device sends by itself inside the graph, if it can be; where the host serves beside the step, so that
+    its answers are there a layer sooner (figures: ADR 0011)."""
     assert isinstance(history, Trajectory), "`why_silent` said so"
     like, moe, layers = weights.embed, spec.moe(spec.moe_layers[0]), len(spec.moe_layers)
     asked = _asked(history, layers)
     horizon = asked[0].horizon
-    name = f"{history.name}, {horizon} ahead"
     networks = [copy.deepcopy(history.networks[each]).to(like.device, like.dtype) for each in asked]
-    told: tuple[Network, ...] = tuple(networks)
-    if history.architecture is Architecture.TRANSFORMER:
-        kernels = tuple(TransformerKernels(each.state_dict(), history.steps, moe.top_k) for each in networks)
-        if inside(history, layers):
-            seconds = question_seconds(kernels[-1], layers, like.device) if like.is_cuda else None
-            return [_by(driver, name, (History(kernels, horizon, seconds),)) for driver in drivers]
-        told = kernels
-    return [Speaker(name, ApartForecaster(told, moe.experts, moe.top_k, history.steps, horizon, like.dtype))]
+
+    def kernels() -> tuple[TransformerKernels, ...]:
+        """The weights are shared, what kernels leave is not: a question of the host may still be open."""
+        return tuple(TransformerKernels(each.state_dict(), history.steps, moe.top_k) for each in networks)
+
+    name, found = f"{history.name}, {horizon} ahead", list[Speaker]()
+    if Driver.DEVICE in drivers and inside(history, layers):
+        own = kernels()
+        seconds = question_seconds(own[-1], layers, like.device) if like.is_cuda else None
+        found.append(Speaker(name, Forecaster((History(own, horizon, seconds),))))
+    if any(driver is not Driver.DEVICE for driver in drivers):
+        told: tuple[Network, ...] = tuple(networks)
+        if history.architecture is Architecture.TRANSFORMER:
+            told = kernels()
+        apart = ApartForecaster(told, moe.experts, moe.top_k, history.steps, horizon, like.dtype)
+        found.append(Speaker(f"{name}, by the host" if found else name, apart))
+    return found
 
 
-def beside_line(speaker: Speaker, verdicts: Sequence[Verdict], layers: int) -> str | None:
+def beside_line(asked: Sequence[Speaker], verdicts: Sequence[Verdict], layers: int) -> str:
     """What a question takes and, where the host asks it, how often it could say something."""
-    predictor, told = speaker.predictor, ""
-    if isinstance(predictor, ApartForecaster):
-        asked = predictor.questions
-        seconds = asked.seconds
-        told = f"; {asked.asked} of {asked.possible} were asked, {asked.in_time} answered in time"
-    else:
-        seconds = predictor.history.seconds
+    seconds, told = None, ""
+    for each in asked:
+        if isinstance(each.predictor, ApartForecaster):
+            of = each.predictor.questions
+            seconds = seconds or of.seconds
+            if of.seconds is not None:
+                told = f"; the host asked {of.asked} of {of.possible}, {of.in_time} were answered in time"
+        else:
+            seconds = each.predictor.history.seconds
     if seconds is None:
-        return f"prediction: {speaker.name} was not asked yet"
+        return f"prediction: {asked[0].name} was not asked yet"
     layer = f" beside layers of {verdicts[-1].seconds[0] / layers * 1e6:.0f} us" if verdicts else ""
-    return f"prediction: {speaker.name} takes {seconds * 1e6:.0f} us a question{layer}{told}"
+    return f"prediction: {asked[0].name} takes {seconds * 1e6:.0f} us a question{layer}{told}"
 
 
 def _plain_name(predictor: RoutingPredictor) -> str:

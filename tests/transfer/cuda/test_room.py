@@ -1,5 +1,7 @@
 """Slots for what comes next: taken of layers that have passed, and never of the layer that may still run."""
 
+import pytest
+
 from steerpipe.core.ids import ExpertId
 from steerpipe.store.residency import Residency
 from steerpipe.transfer.cuda.source import CudaSource
@@ -16,6 +18,25 @@ def test_demand_spares_the_layer_before_while_others_can_be_had(slow: tuple[Cuda
         source.serve(1, [3, 4])
         source.serve(2, [3, 4])  # named before layer 1 has run, where predictions are committed
         assert [state(source, 1, each) for each in (3, 4)] == [Residency.READY] * 2, "the longest unused, but in use"
+
+
+def test_the_words_of_a_layer_that_nobody_waits_for_yet_go_together(
+    slow: tuple[CudaSource, Slow],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source, copier = slow
+    written: list[int] = []
+    with source:
+        serve(source, [0, 1, 2], [0, 1, 2], [0, 1, 2])  # all nine slots are taken
+        monkeypatch.setattr(copier, "write_many", lambda words: written.append(len(words)))
+        source.begin()
+        source.serve(1, [3, 4, 5])
+        assert written == [1, 2, 3], "the first copy begins at once"
+        written.clear()
+        source.serve(2, [3, 4, 5], ahead=True)
+        assert written == [3, 3], "victims out of the table, newcomers into it"
+        monkeypatch.undo()
+        source.release()
 
 
 def test_room_is_made_of_layers_that_have_passed_and_not_of_what_is_expected(

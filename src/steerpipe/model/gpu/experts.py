@@ -162,7 +162,7 @@ class NoBlocks:
 
     def serve(
         self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None,
-        meanwhile: Callable[[], None] | None = None,
+        meanwhile: Callable[[], None] | None = None, *, ahead: bool = False,
     ) -> None:  # fmt: skip
         self.form(layer)
 

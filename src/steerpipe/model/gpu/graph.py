@@ -206,7 +206,7 @@ class StepGraphs:
             steer.begin(stamp)
         for order, layer in enumerate(self._layers):
             if tap is not None and tap.decides(order):
-                self._source.serve(layer, tap.take_decided(order, stamp, _finished))
+                self._source.serve(layer, tap.take_decided(order, stamp, _finished), ahead=True)
             elif steer is None:
                 self._source.serve(layer, self._mailbox.take(order, stamp, _finished))
             else:

@@ -22,7 +22,7 @@ class Server:
 
     def serve(
         self, layer: int, routed: Sequence[int], keep: Collection[int] | None,
-        meanwhile: Callable[[], None] | None = None,
+        meanwhile: Callable[[], None] | None = None, *, ahead: bool = False,
     ) -> None:  # fmt: skip
         """Copies first, then guesses; what is touched, counted and prepared comes when they are queued."""
         shelf, table, tally = self._shelf, self._shelf.table, self._shelf.tally
@@ -33,7 +33,7 @@ class Server:
             shelf.judge_last()
         missing = {number: None for number in numbers if not here[number]}
         kept = numbers if keep is None else [base + index for index in routed if index in keep]
-        waiting = self._bring(missing, numbers, kept) if missing else None
+        waiting = self._bring(missing, numbers, kept, ahead) if missing else None
         hits = len(numbers) - len(missing)
         if shelf.guessed or table.lingering:
             hits -= self._claim((number for number in numbers if number not in missing), kept)
@@ -86,7 +86,9 @@ class Server:
             entry = int(found[rows[expert.layer], expert.expert])
             assert entry == said, f"the table has {entry:#x} for {expert} instead of {said:#x}"
 
-    def _bring(self, missing: Collection[int], numbers: Sequence[int], kept: Collection[int]) -> list[int]:
+    def _bring(
+        self, missing: Collection[int], numbers: Sequence[int], kept: Collection[int], ahead: bool
+    ) -> list[int]:  # fmt: skip
         """Queues the copies of what lies in pinned memory; returns what the ring has to bring."""
         shelf, table = self._shelf, self._shelf.table
         waiting: list[int] = []
@@ -103,7 +105,8 @@ class Server:
                 waiting.append(number)
         group: list[int] = []
         spared = {*numbers, *self._before, *shelf.expected}
-        size = 1  # the first copy begins at once; then there is time, and fewer words between blocks cost the link less
+        # Who is waited for begins at once; then there is time, and fewer words between blocks cost the link less.
+        size = len(absent) if ahead else 1
         for number in absent:
             begun = number not in kept and shelf.demand(number, transient=True, sparing=spared)
             begun = begun or shelf.demand(number, transient=False, sparing=spared)

@@ -194,7 +194,7 @@ class CudaSource(Predicted):
 
     def serve(
         self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None,
-        meanwhile: Callable[[], None] | None = None,
+        meanwhile: Callable[[], None] | None = None, *, ahead: bool = False,
     ) -> None:  # fmt: skip
         """See BlockSource. Waits only for what is not in pinned memory. TransferError: then call `release`."""
         self._check_open()
@@ -203,7 +203,7 @@ class CudaSource(Predicted):
             return
         if self._shelf.sent:
             self._ahead.drop(set())
-        self._server.serve(layer, routed, keep, meanwhile)
+        self._server.serve(layer, routed, keep, meanwhile, ahead=ahead)
 
     def release(self) -> None:
         """See BlockSource."""
