@@ -36,7 +36,7 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     figure, (left, right) = subplots(1, 2, 9, 3.4)
     for axes, note, rows in ((left, "direct", DIRECT), (right, "served-bf16", SERVED)):
-        draw(axes, read_found(HERE / "notes" / f"2026-11-16-prediction-{note}.json"), rows)
+        draw(axes, read_found(HERE / "notes" / f"2026-11-20-prediction-{note}.json"), rows)
     left.set_ylabel("ms per token")
     right.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     OUT.write_text(svg(figure), encoding="utf-8")

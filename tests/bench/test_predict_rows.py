@@ -158,7 +158,7 @@ def test_inside_the_graph_the_tap_before_a_layer_says_what_was_said_two_layers_b
 
 
 def test_a_note_can_be_read_again() -> None:
-    note = Path(__file__).parents[2] / "benchmarks" / "notes" / "2026-11-16-prediction-direct.json"
+    note = Path(__file__).parents[2] / "benchmarks" / "notes" / "2026-11-20-prediction-direct.json"
     assert {line["row"] for line in read_found(note)["lines"]} <= {row.name for row in ROWS}
 
 
