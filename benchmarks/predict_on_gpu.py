@@ -175,15 +175,15 @@ class Bench:
     def no_cache(self, rounds: int = 3) -> dict[str, Any]:
         """The seeds' own comparison: nothing stays; on demand, against what was named one layer before, committed.
 
-        A machine's link changes within a minute by as much as is to be shown: it is measured again before every round,
-        and medians are compared.
+        As of rows the mean over tokens of the median over rounds, for a host that is held up for a few steps; the floor
+        is the median of what the link gives before each round: it changes within a minute by what is to be shown.
         """
         count, top_k = self.given.tokens, self.shape.moe.top_k
         routing = never_again(self.shape, LENGTHS + self.given.warmup + count)
         everything = Recording("none", routing.ids, np.zeros(len(routing.ids), dtype=np.int32), self.shape.moe.experts)
-        found: dict[str, list[float]] = defaultdict(list)
+        floors, spent, found = list[float](), defaultdict[str, list[list[float]]](list), dict[str, Any]()
         for _ in range(rounds):
-            found["copy floor"].append(self.shape.routed_bytes / self.ladder.measure_link() * 1e3)
+            floors.append(self.shape.routed_bytes / self.ladder.measure_link() * 1e3)
             for name, arithmetic, commit in (("on demand", "", False), ("lookahead, committed", "lookahead", True)):
                 with self.open(4 * top_k, served=True) as source:
                     if arithmetic:
@@ -193,9 +193,13 @@ class Bench:
                         perfect = ForecastFile(everything, {}, None).foresight("perfect", 1)
                         self.rig.predict(forecaster, spoken(perfect, everything))
                     steps, counts = self.steps(source, routing, 16, count)
-                found[name].append(statistics.fmean(steps) * 1e3)
-                found[f"{name}, misses"].append(counts["misses"])
-        return {name: statistics.median(each) for name, each in found.items()} | {"rounds": found}
+                spent[name].append([each * 1e3 for each in steps])
+                found[f"{name}, misses"] = counts["misses"]
+        means = {name: [statistics.fmean(each) for each in every] for name, every in spent.items()}
+        by_tokens = {
+            name: statistics.fmean(map(statistics.median, zip(*every, strict=True))) for name, every in spent.items()
+        }
+        return found | by_tokens | {"copy floor": statistics.median(floors), "rounds": means | {"copy floor": floors}}
 
 
 def main() -> None:

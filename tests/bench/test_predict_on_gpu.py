@@ -3,6 +3,7 @@
 import json
 import math
 from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 
 from benchmarks.predict_parts import Log
 from benchmarks.predict_rows import Rates
+from steerpipe.bench.shapes import make_shape
+from steerpipe.store.formats import ExpertFormat
 
 program = pytest.importorskip("benchmarks.predict_on_gpu")  # it wants Triton
 rates = pytest.importorskip("benchmarks.predict_rates")
@@ -63,3 +66,20 @@ def test_what_never_ran_on_a_card_costs_no_other_figure(tmp_path: Path, monkeypa
     monkeypatch.setattr(rates, "kernels", lambda *_: [])
     scale = (74e-6 * 24 - 5e-4) / 2e-3
     assert measured(tmp_path, monkeypatch)["beside_delay"] == pytest.approx(scale * 2e-3)
+
+
+def test_a_step_that_was_held_up_once_does_not_count_in_the_seeds_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = iter([[1e-3, 9e-3], [2e-3, 2e-3], [1e-3, 1e-3], [2e-3, 5e-3], [1e-3, 1e-3], [2e-3, 2e-3]])
+    links = iter([1e9, 4e9, 2e9])
+    bench = SimpleNamespace(
+        shape=make_shape("qwen1.5-moe", ExpertFormat.INT4, 1024), given=Namespace(tokens=2, warmup=1),
+        ladder=SimpleNamespace(measure_link=lambda: next(links)), device=None,
+        open=lambda *_, **__: nullcontext(), rig=SimpleNamespace(predict=lambda *_: None),
+        steps=lambda *_: (next(steps), {"misses": 96.0}),
+    )  # fmt: skip
+    monkeypatch.setattr(program, "made_up_forecaster", lambda *_, **__: None)
+    found = program.Bench.no_cache(bench)
+    assert (found["on demand"], found["lookahead, committed"]) == pytest.approx((1.0, 2.0))
+    assert found["copy floor"] == pytest.approx(bench.shape.routed_bytes / 2e9 * 1e3)
+    assert found["rounds"]["on demand"] == pytest.approx([5.0, 1.0, 1.0]) and len(found["rounds"]["copy floor"]) == 3
+    assert found["on demand, misses"] == 96.0
