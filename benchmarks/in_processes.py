@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
+SUMMARY = "summary.json"
 LEAST_SECONDS = 15  # less is not worth starting anything
 
 
@@ -60,7 +61,7 @@ def run_all(
     The program's exit status: 1 if any did not end by itself and well.
     """
     make_folder(out)
-    ends, summary = time.perf_counter() + limit_seconds, out / "summary.json"
+    ends, summary = time.perf_counter() + limit_seconds, out / SUMMARY
     done: dict[str, Any] = {each["name"]: each for each in read(summary) or ()}
     for each in measurements:
         if (left := ends - time.perf_counter()) < LEAST_SECONDS:

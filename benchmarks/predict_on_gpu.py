@@ -26,12 +26,12 @@ import torch
 
 from benchmarks.predict_parts import Log, rows_of, runs_of
 from benchmarks.predict_rates import history_delay, measure_rates, profile_rates
-from benchmarks.predict_rows import ROWS, Row, asked_history, digest, said_of
+from benchmarks.predict_rows import HISTORY, ROWS, Row, asked_history, digest, said_of
 from benchmarks.predict_spans import timed_replays
 from benchmarks.reuse_parts import Heard, made_up_reuse
 from steerpipe.bench.budgets import Ladder
 from steerpipe.bench.forecasts import ForecastFile, read_forecasts
-from steerpipe.bench.prediction import belady, made_up_forecaster, made_up_history, made_up_transformers, spoken
+from steerpipe.bench.prediction import belady, made_up_forecaster, made_up_network, spoken
 from steerpipe.bench.residents import ResidentBlocks
 from steerpipe.bench.rig import Rig
 from steerpipe.bench.routing import Routing, never_again
@@ -140,10 +140,8 @@ class Bench:
             self.rig.decoder.reuse = policy.branch  # type: ignore[union-attr]
 
     def forecaster(self, row: Row) -> Any:
-        if row.arithmetic == "transformers":
-            return made_up_transformers(self.shape, self.device)
-        if row.arithmetic == "history":
-            return made_up_history(self.shape, self.device, served=row.served)
+        if row.arithmetic in HISTORY:
+            return made_up_network(self.shape, row.arithmetic, self.device, served=row.served)
         return made_up_forecaster(
             self.shape, row.arithmetic, row.horizon, torch.bfloat16, self.device, served=row.served
         )  # fmt: skip
@@ -237,6 +235,7 @@ def measure(bench: Bench, log: Log) -> None:
     given.chunk, given.window = chunks[0]
     log.add("link", bench.link)
     log.add("chunk_kib", given.chunk)
+    log.add("window", given.window)
     bench.resident()  # clocks and caches are warm afterwards
     log.add("resident_ms", bench.resident() * 1e3)
     rates = measure_rates(bench, log)

@@ -25,7 +25,7 @@ from benchmarks.predict_spans import (
     median_step,
 )
 from steerpipe.bench.forecasts import NAMED
-from steerpipe.bench.prediction import made_up_forecaster, made_up_history, made_up_transformers
+from steerpipe.bench.prediction import made_up_forecaster, made_up_network
 from steerpipe.bench.routing import Routing
 from steerpipe.core.blocks import GUESSES
 from steerpipe.kernels.fetch import chunk_for
@@ -132,11 +132,8 @@ def known(bench: "Bench", new: int, kind: int) -> Iterator[tuple[CudaSource, Rou
             if kind == TAPPED:
                 bench.rig.predict(made_up_forecaster(shape, "heads", 1, torch.bfloat16, device), nobody)
             else:
-                served = bench.given.driver == "served"
-                if bench.history == "history":
-                    bench.rig.predict(made_up_history(shape, device, served=served), nobody)
-                else:
-                    bench.rig.predict(made_up_transformers(shape, device), nobody)
+                assert bench.history is not None, "a row of the run asks one"
+                bench.rig.predict(made_up_network(shape, bench.history, device), nobody)
         yield source, routing
 
 

@@ -174,7 +174,7 @@ def terms(
         machine = replace(machine, slots=slots - lent, chunk_bytes=CHUNK_BYTES, looking=looking)
         yield "driver", machine
     elif "chunk_kib" in found:  # of the copy stream, which cannot be reordered: a demand waits for what is on it
-        machine = replace(machine, chunk_bytes=found["chunk_kib"] << 10)
+        machine = replace(machine, chunk_bytes=found.get("window", 1) * found["chunk_kib"] << 10)
         yield "driver", machine
     if apart:
         machine = replace(

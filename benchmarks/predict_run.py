@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.in_processes import Measurement, chosen, make_folder, parser_of, read, run_all, unwritable
+from benchmarks.in_processes import SUMMARY, Measurement, chosen, make_folder, parser_of, read, run_all, unwritable
 from benchmarks.predict_rows import (
     AGAIN,
     FORECASTS,
@@ -47,8 +47,8 @@ DIRECT = (
 SERVED = (
     LFRU, "LFRU + heads, 1 and 2 ahead, served", "LFRU + lookahead, 1 and 2 ahead, served",
     "LFRU + perfect, 1 and 2 ahead, served", AGAIN, "reuse eviction, served",
-    "reuse eviction + heads, 1 and 2 ahead, served", "Belady", "LFRU + ExpertTransformer, 2 ahead, served",
-    "LFRU + ExpertTransformer apart, 2 ahead, served", "LFRU + previous token", "LFRU + always wrong", "LFRU + chance",
+    "reuse eviction + heads, 1 and 2 ahead, served", "Belady", "LFRU + ExpertTransformer apart, 2 ahead, served",
+    "LFRU + previous token", "LFRU + always wrong", "LFRU + chance",
 )  # fmt: skip
 LRU = ("LRU",)
 RECORD = "record them with benchmarks/record_forecasts.py"
@@ -71,7 +71,7 @@ def plan(forecasts: Path, *, history: bool = True) -> list[Measurement]:
     return [
         measurement("int4", 290, "--format int4 --rounds 7 --tokens 48 --warmup 40", DIRECT, LRU),
         measurement(
-            "bf16-served", 300, "--format bf16 --driver served --rounds 4 --tokens 24 --warmup 32", SERVED, LRU
+            "bf16-served", 300, "--format bf16 --driver served --rounds 5 --tokens 24 --warmup 32", SERVED, LRU
         ),
     ]  # fmt: skip
 
@@ -120,6 +120,9 @@ def compare(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     every = [given.out / f"{each.name}.json" for each in chosen(parser, plan(given.forecasts), given.only)]
     if not (files := [file for file in every if file.is_file()]):
         parser.error(f"nothing was measured in {given.out} yet: leave --replay out on a machine with a GPU")
+    ours = {f"{each.name}.json" for each in plan(given.forecasts)} | {SUMMARY}
+    if others := sorted({each.name for each in given.out.glob("*.json")} - ours):
+        print(f"of other measurements than these, and left alone: {', '.join(others)}", flush=True)
     forecasts_of(parser, given.forecasts)
     if why := unwritable(given.out):
         parser.error(

@@ -4,7 +4,8 @@
 
 It answers one prompt with one seed, again and again, so every answer decodes the same tokens. The first answers end the
 trial; then the pipeline's own switch turns what the trial chose off and on, and the order changes from pair to pair:
-two pipelines of one process differ by more than is to be measured. Times are those that an answer reports: sampling,
+two pipelines of one process differ by more than is to be measured. So many pairs are asked that no other trial comes
+between; where the first one chose nobody there is nothing to compare. Times are those that an answer reports: sampling,
 detokenising and the engine's own work are in them. At the end a second pipeline with the same settings says what it
 begins by. Without a model a made-up one is written (4.4 GB): eight layers of 32 experts of Qwen1.5-MoE's size, and
 lookahead by its own routers.
@@ -18,6 +19,8 @@ from typing import Any
 
 from benchmarks.predict_parts import Log, shares_of
 from steerpipe import Pipeline
+from steerpipe.predict import trials
+from steerpipe.runtime import predicting
 from steerpipe.tiny import write_tiny
 
 PROMPT = "Can you tell me a story about a dog that lives by the sea?"
@@ -44,6 +47,14 @@ def trial(pipe: Pipeline, tokens: int) -> int:
         if prediction.verdicts:
             return number
     raise SystemExit(f"no trial has ended after {MOST_TRIED} answers of {tokens} tokens: {prediction.line()}")
+
+
+def pairs_between_trials(device: str, tokens: int) -> int:
+    """Until the next trial somebody predicts in so many tokens; the answer that ended the first one has taken some."""
+    rest_tokens = predicting.FIRST_REST_TOKENS if device == "cuda" else trials.FIRST_REST_TOKENS
+    if (pairs := (rest_tokens - 1) // tokens - 1) < 1:
+        raise SystemExit(f"the next trial comes after {rest_tokens} tokens: give fewer --tokens than {tokens}")
+    return pairs
 
 
 def by_turns(pipe: Pipeline, tokens: int, pairs: int) -> dict[str, Any]:
@@ -78,10 +89,13 @@ def one_share(
         answers = trial(pipe, tokens)
         assert pipe.prediction is not None
         verdict = pipe.prediction.verdicts[0]
-        found = {
+        found: dict[str, Any] = {
             "share": share, "trial_answers": answers, "verdict": verdict.line(),
             "trial_ms": {n: round(s * 1e3, 4) for n, s in zip(verdict.names, verdict.seconds, strict=True)},
-        } | by_turns(pipe, tokens, pairs)  # fmt: skip
+        }  # fmt: skip
+        if verdict.chosen:
+            found |= by_turns(pipe, tokens, min(pairs, pairs_between_trials(pipe.config.device, tokens)))
+            assert len(pipe.prediction.verdicts) == 1, "another trial has come between"
     with Pipeline(model, **settings) as again:
         assert again.prediction is not None
         begins = again.prediction.line()
@@ -99,8 +113,8 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--pace", help="of the link, as steerpipe takes it")
     parser.add_argument("--shares", default="0.25")
-    parser.add_argument("--pairs", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=128, help="of an answer")
+    parser.add_argument("--pairs", type=int, default=8, help="of answers, at most")
+    parser.add_argument("--tokens", type=int, default=64, help="of an answer")
     parser.add_argument("--json", type=Path, required=True)
     given = parser.parse_args()
     log = Log(given.json, model=given.model or SHAPE, tokens=given.tokens, pace=given.pace, found=[])

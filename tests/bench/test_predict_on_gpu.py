@@ -83,3 +83,30 @@ def test_a_step_that_was_held_up_once_does_not_count_in_the_seeds_comparison(mon
     assert found["copy floor"] == pytest.approx(bench.shape.routed_bytes / 2e9 * 1e3)
     assert found["rounds"]["on demand"] == pytest.approx([5.0, 1.0, 1.0]) and len(found["rounds"]["copy floor"]) == 3
     assert found["on demand, misses"] == 96.0
+
+
+@pytest.mark.parametrize(("kind", "asked"), [(rates.TAPPED, "heads"), (rates.HISTORY, "history")])
+def test_a_rate_is_measured_of_who_is_asked_in_the_rows(kind: int, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, predicted = SimpleNamespace(_shelf=SimpleNamespace()), list[str]()
+    monkeypatch.setattr(rates, "made_up_forecaster", lambda _, arithmetic, *__: arithmetic)
+    monkeypatch.setattr(rates, "made_up_network", lambda _, arithmetic, *__: arithmetic)
+    bench = SimpleNamespace(
+        shape=make_shape("qwen1.5-moe", ExpertFormat.INT4, 1024), device=None, history="history",
+        open=lambda *_: nullcontext(source), rig=SimpleNamespace(predict=lambda who, _: predicted.append(who)),
+    )  # fmt: skip
+    with rates.known(bench, 1, kind) as (opened, routing):
+        assert opened is source and len(routing.ids) == rates.SETTLE + rates.STEPS
+    assert predicted == [asked] and source._shelf.throttle.allows()
+
+
+@pytest.mark.parametrize(("history", "missing"), [("history", 0), ("transformers", 1)])
+def test_the_delay_of_an_answer_is_measured_where_it_cannot_be_taken_for_anothers(
+    history: str, missing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int]] = []
+    monkeypatch.setattr(rates, "kernels", lambda _, new, kind: seen.append((new, kind)) or [])
+    monkeypatch.setattr(rates, "median_after", lambda *_, **__: 2e-3)
+    bench = SimpleNamespace(shape=SimpleNamespace(layers=24), history=history)
+    log = SimpleNamespace(found={"profiled step": 74e-6 * 24 - 5e-4})
+    assert rates.history_delay(bench, log, RATES) == pytest.approx(2e-3)
+    assert seen == [(missing, rates.HISTORY)]

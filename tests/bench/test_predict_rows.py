@@ -84,6 +84,7 @@ def test_a_guess_of_the_host_moves_in_the_chunks_that_it_has_live() -> None:
     plain, served = (machines(driver="served", **more) for more in ({}, {"chunk_kib": 4608}))
     assert "driver" not in plain and served["driver"] == replace(plain["rates"], chunk_bytes=4608 << 10)
     assert {each.chunk_bytes for name, each in served.items() if name != "rates"} == {4608 << 10}
+    assert machines(driver="served", chunk_kib=2304, window=2)["driver"] == served["driver"], "a demand waits for both"
 
 
 def test_a_delay_ends_where_what_was_named_is_sent_for() -> None:

@@ -171,5 +171,11 @@ def test_what_a_history_s_host_costs_is_its_own() -> None:
     (own,) = shares(found)
     assert own["of_replay"] == {} and own["live_ms"] == pytest.approx(0.1)  # below what is compared
     assert (own["device_of_replay"], own["steady_of_replay"]) == pytest.approx((1.0, 1.0))
-    found["replayed"] += [{"row": heads, "share": 0.25, "ms": {"tap": 7.9}}]
-    assert shares(found)[0] == own and shares(found)[1]["steady_of_replay"] == pytest.approx(3.0)
+    apart = "LFRU + ExpertTransformer, 2 ahead, served"
+    found["lines"].append(line(apart, 0, 7.9, graph_ms=7.3))
+    found["replayed"] += [{"row": row, "share": 0.25, "ms": {"tap": 7.9}} for row in (heads, apart)]
+    found["driver"] = "served"
+    of_history, of_heads, of_other = shares(found)
+    assert of_history == own, "another network's host is another work"
+    assert of_heads["steady_of_replay"] == pytest.approx((0.4 - 0.1) / 0.1)
+    assert of_other["steady_of_replay"] == pytest.approx((0.2 - 0.1) / 0.1)

@@ -5,7 +5,7 @@ that holds a layer's experts is served while a captured graph waits; a smaller o
 """
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from random import Random
@@ -127,11 +127,11 @@ class Interrupted:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.source, name)
 
-    def serve(self, layer: int, routed: Sequence[int], keep: Collection[int] | None = None) -> None:
+    def serve(self, layer: int, routed: Sequence[int], *given: Any, **named: Any) -> None:
         self.calls += 1
         fails = self.calls % self.every == 0
         if not fails or self.failures % 2:
-            self.source.serve(layer, routed, keep)
+            self.source.serve(layer, routed, *given, **named)
         if fails:
             self.failures += 1
             raise self.problem()

@@ -19,6 +19,9 @@ from steerpipe.tiny import write_tiny
 from tests.runtime.drafting import GREEDY as DRAFTED
 from tests.runtime.drafting import Desk, keys
 
+if torch.cuda.is_available():  # importing kernels needs triton
+    from steerpipe.runtime.prediction_gpu import questions_of
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
@@ -145,8 +148,9 @@ def test_a_transformer_beside_the_model_is_asked_inside_the_graph_and_beside_it(
             for _ in range(2):
                 assert bits(tight) == expected
             assert all(choice.scorecard.total(each).decisions > 0 for each in names)
-            assert choice._speakers[-1].predictor.questions.asked
-            assert f"{name} takes " in tight.prediction.beside()  # type: ignore[union-attr,operator]
+            asked = [questions_of(each) for each in choice._speakers[-len(names) :]]
+            assert asked[-1].asked and all(each.seconds is not None and 0 < each.seconds < 0.1 for each in asked)
+            assert all(f"{each} takes " in tight.prediction.beside() for each in names)  # type: ignore[union-attr,operator]
             tight.experts.check_integrity()  # type: ignore[union-attr]
 
 

@@ -1,7 +1,6 @@
 """A model's trained predictors become what graphs on a GPU carry; no kernel runs here."""
 
 import functools
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -142,7 +141,7 @@ def history(
     return Trajectory(architecture, 60, networks, **more)
 
 
-def test_a_transformer_is_asked_inside_the_graph_and_beside_it_and_tells_its_microseconds(tmp_path: Path) -> None:
+def test_a_transformer_is_asked_inside_the_graph_and_beside_it(tmp_path: Path) -> None:
     pack, weights = nano()
     (tmp_path / "predictors").mkdir()
     assert history_for(pack.spec, tmp_path) is None
@@ -152,7 +151,7 @@ def test_a_transformer_is_asked_inside_the_graph_and_beside_it_and_tells_its_mic
     both = history_speakers(trained, pack.spec, weights, [Driver.DEVICE, Driver.HOST_INSTEAD])
     device, host = both
     assert [device.name, host.name] == ["transformer (layers), 2 ahead", "transformer (layers), 2 ahead, by the host"]
-    own, asked = device.predictor.history, host.predictor.questions
+    own = device.predictor.history
     assert own.ahead == 2 == host.predictor.horizon and not device.predictor.served
     for kernels in (own.networks, host.predictor.networks):
         assert {(each.steps, each.experts, each.top_k) for each in kernels} == {(7, 60, 4)} and len(kernels) == 24
@@ -160,18 +159,35 @@ def test_a_transformer_is_asked_inside_the_graph_and_beside_it_and_tells_its_mic
     one, other = own.networks[0], host.predictor.networks[0]
     assert one._out.data_ptr() == other._out.data_ptr() and one._x.data_ptr() != other._x.data_ptr()
     assert {each.dtype for each in trained.tensors().values()} == {torch.float32}
-    assert beside_line(both, [], 24) == f"prediction: {device.name} was not asked yet"
-    timed = [replace(device, predictor=Forecaster((replace(own, seconds=26e-6),))), host]
-    ended = [Verdict(("none", device.name), (2.4e-3, 3e-3), 0)]
-    said = f"prediction: {device.name} takes 26 us a question beside layers of 100 us"
-    assert beside_line(timed, ended, 24) == beside_line(timed[:1], ended, 24) == said
-    asked.seconds, asked.possible, asked.asked, asked.in_time = 310e-6, 48, 20, 11
-    told = "; the host asked 20 of 48, 11 were answered in time"
-    assert beside_line(timed, ended, 24) == said + told
-    assert (
-        beside_line([host], ended, 24) == said.replace("26 us", "310 us").replace("ahead", "ahead, by the host") + told
-    )
     assert [each.name for each in history_speakers(trained, pack.spec, weights, [Driver.HOST])] == [device.name]
+    (alone,) = history_speakers(trained, pack.spec, weights, [Driver.DEVICE])
+    assert alone.name == device.name and isinstance(alone.predictor, Forecaster), "the host cannot serve one row"
+
+
+def test_a_line_says_what_a_question_takes_whom_and_what_the_host_was_answered() -> None:
+    pack, weights = nano()
+    both = history_speakers(history(), pack.spec, weights, [Driver.DEVICE, Driver.HOST_INSTEAD])
+    (name, by_host), ended = (each.name for each in both), [Verdict(("none", "a"), (2.4e-3, 3e-3), 0)]
+    inside, asked = both[0].predictor.history.questions, both[1].predictor.questions
+    assert beside_line(both, [], 24) == f"prediction: {name} was not asked yet"
+    inside.seconds = 26e-6
+    assert beside_line(both, ended, 24) == f"prediction: {name} takes 26 us a question beside layers of 100 us"
+    asked.seconds = 310e-6  # its graphs are made, and nobody has asked yet
+    told = f"prediction: {name} takes 26 us a question; {by_host} takes 310 us a question"
+    assert beside_line(both, [], 24) == told
+    asked.possible, asked.asked, asked.in_time = 48, 20, 11
+    assert beside_line(both, [], 24) == told + " (20 of 48 were asked, 11 answered in time)"
+
+
+@pytest.mark.parametrize(("trained", "asked"), [(2, 2), (3, 3), (24, 24), (30, 24)])
+def test_a_transformer_is_asked_as_far_ahead_as_it_was_trained_and_a_token_at_most(trained: int, asked: int) -> None:
+    pack, weights = nano()
+    found = history(horizon=trained)
+    if trained > asked:  # of the first layers in the token before
+        found = Trajectory(Architecture.TRANSFORMER, 60, found.networks | history(horizon=asked).networks)
+    inside, apart = history_speakers(found, pack.spec, weights, [Driver.DEVICE, Driver.HOST_INSTEAD])
+    assert inside.predictor.history.ahead == apart.predictor.horizon == asked
+    assert inside.name == f"transformer (layers), {asked} ahead"
 
 
 @pytest.mark.parametrize(
@@ -194,6 +210,7 @@ def test_who_is_slow_or_looks_at_the_next_layer_is_asked_beside_the_step_alone(
     [
         (history(architecture=Architecture.MLP), [Driver.DEVICE], "too few slots"),
         (history(horizon=1), [Driver.DEVICE], "too few slots"),
+        (history(), [], "too few slots"),
         (history(window=Window.TOKENS), [Driver.HOST], "--window layers"),
         (history(without=(3,)), [Driver.HOST], "--window layers"),
         (history(layers=23), [Driver.HOST], "without --target"),

@@ -56,18 +56,22 @@ def made_up_forecaster(
     return Forecaster(tuple(ways), commit, served)
 
 
-def made_up_transformers(shape: Shape, device: torch.device) -> "ApartForecaster":
-    """The seed's ExpertTransformer at its full size, one for every layer, two layers ahead; weights as initialised."""
+def made_up_network(
+    shape: Shape, arithmetic: str, device: torch.device, *, served: bool = False
+) -> "Forecaster | ApartForecaster":
+    """The seed's ExpertTransformer at its full size, one for every layer, two layers ahead; weights as initialised.
+
+    `arithmetic`: "history", inside one row's graph (`served`: by the host, also over a source that lands), or
+    "transformers", beside the step, where the host serves in any case.
+    """
     from steerpipe.model.gpu.apart import ApartForecaster  # Triton
+    from steerpipe.model.gpu.tap import Forecaster, History
 
-    return ApartForecaster(_transformers(shape, device), shape.moe.experts, shape.moe.top_k)
-
-
-def made_up_history(shape: Shape, device: torch.device, *, served: bool = False) -> "Forecaster":
-    """The same, inside one row's graph. `served`: by the host, also over a source that lands."""
-    from steerpipe.model.gpu.tap import Forecaster, History  # Triton
-
-    return Forecaster((History(_transformers(shape, device)),), served=served)
+    networks = _transformers(shape, device)
+    if arithmetic == "history":
+        return Forecaster((History(networks),), served=served)
+    assert arithmetic == "transformers", f"no network is called {arithmetic}"
+    return ApartForecaster(networks, shape.moe.experts, shape.moe.top_k)
 
 
 def _transformers(shape: Shape, device: torch.device) -> "tuple[TransformerKernels, ...]":

@@ -217,7 +217,7 @@ class BlockSource(Protocol):
         """Brings what is missing of `routed` into the table while kernels already wait for it there.
 
         `meanwhile` is called as soon as all of it is on its way: what else is to be done can wait. `ahead`: the layer
-        before has not run yet, so nobody waits for this one.
+        before may not have run yet, so nothing has to begin at once.
 
         Layers come in the order of the model. What a step has leased or been served for a layer may leave the table
         when a later layer is served: kernels of earlier layers have run by then. With slots for three layers it stays

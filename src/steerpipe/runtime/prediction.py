@@ -137,7 +137,9 @@ class Prediction:
     past: Verdict | None = None  # of an earlier run, by which this one began
     standing: Callable[[], str | None] = lambda: None  # what there is to say before the first verdict
     eviction: Callable[[], str | None] = lambda: None  # of a policy that is measured as well
-    beside: Callable[[], str | None] = lambda: None  # of a predictor that is asked beside the steps
+    beside: Callable[[], str | None] = lambda: (
+        None
+    )  # of a network of routing history, which takes part of a layer's time
 
     def line(self) -> str | None:
         """What is to be said about it, if there is anything."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from steerpipe.core.blocks import BlockSource
 from steerpipe.core.config import Predict
 from steerpipe.kernels.history import TransformerKernels
-from steerpipe.model.gpu.apart import ApartForecaster, Network, question_seconds
+from steerpipe.model.gpu.apart import ApartForecaster, Network, Questions
 from steerpipe.model.gpu.decoder import GpuDecoder
 from steerpipe.model.gpu.fetching import NAMED
 from steerpipe.model.gpu.predicted import LayerCounts, PredictedStep, count
@@ -142,7 +142,7 @@ def why_silent(history: StoredPredictor, layers: int, drivers: Collection[Driver
     if not history.networks or any(each not in history.networks for each in _asked(history, layers)):
         return "for it does not know every layer (train it with --horizon 2, and without --target)"
     served = any(driver is not Driver.DEVICE for driver in drivers)
-    if served or inside(history, layers):
+    if served or (Driver.DEVICE in drivers and inside(history, layers)):
         return None
     return "for there are too few slots for the host to serve one row"
 
@@ -171,14 +171,12 @@ def history_speakers(
     networks = [copy.deepcopy(history.networks[each]).to(like.device, like.dtype) for each in asked]
 
     def kernels() -> tuple[TransformerKernels, ...]:
-        """The weights are shared, what kernels leave is not: a question of the host may still be open."""
+        """Each with room of their own for what kernels leave: a question of the host may still be open."""
         return tuple(TransformerKernels(each.state_dict(), history.steps, moe.top_k) for each in networks)
 
     name, found = f"{history.name}, {horizon} ahead", list[Speaker]()
     if Driver.DEVICE in drivers and inside(history, layers):
-        own = kernels()
-        seconds = question_seconds(own[-1], layers, like.device) if like.is_cuda else None
-        found.append(Speaker(name, Forecaster((History(own, horizon, seconds),))))
+        found.append(Speaker(name, Forecaster((History(kernels(), horizon),))))
     if any(driver is not Driver.DEVICE for driver in drivers):
         told: tuple[Network, ...] = tuple(networks)
         if history.architecture is Architecture.TRANSFORMER:
@@ -189,20 +187,24 @@ def history_speakers(
 
 
 def beside_line(asked: Sequence[Speaker], verdicts: Sequence[Verdict], layers: int) -> str:
-    """What a question takes and, where the host asks it, how often it could say something."""
-    seconds, told = None, ""
-    for each in asked:
-        if isinstance(each.predictor, ApartForecaster):
-            of = each.predictor.questions
-            seconds = seconds or of.seconds
-            if of.seconds is not None:
-                told = f"; the host asked {of.asked} of {of.possible}, {of.in_time} were answered in time"
-        else:
-            seconds = each.predictor.history.seconds
-    if seconds is None:
-        return f"prediction: {asked[0].name} was not asked yet"
+    """What a question takes each of them and, where the host asks, how often it was answered in time."""
     layer = f" beside layers of {verdicts[-1].seconds[0] / layers * 1e6:.0f} us" if verdicts else ""
-    return f"prediction: {asked[0].name} takes {seconds * 1e6:.0f} us a question{layer}{told}"
+    told = []
+    for each in asked:
+        of = questions_of(each)
+        if of.seconds is not None:
+            said = f"{each.name} takes {of.seconds * 1e6:.0f} us a question{layer}"
+            counted = f" ({of.asked} of {of.possible} were asked, {of.in_time} answered in time)" if of.asked else ""
+            told.append(said + counted)
+    return "prediction: " + ("; ".join(told) or f"{asked[0].name} was not asked yet")
+
+
+def questions_of(speaker: Speaker) -> Questions:
+    """Of a network of routing history."""
+    predictor = speaker.predictor
+    found = predictor.questions if isinstance(predictor, ApartForecaster) else predictor.history.questions
+    assert isinstance(found, Questions), "every network of history counts them"
+    return found
 
 
 def _plain_name(predictor: RoutingPredictor) -> str:

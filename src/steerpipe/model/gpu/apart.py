@@ -17,6 +17,7 @@ from torch import Tensor
 from steerpipe.core.blocks import Guessing
 from steerpipe.kernels.foretell import foretell
 from steerpipe.kernels.history import TransformerKernels
+from steerpipe.model.gpu.collection import without_collection
 from steerpipe.model.gpu.fetching import NAMED
 from steerpipe.model.gpu.mailbox import Mailbox
 from steerpipe.model.gpu.steer import Steer
@@ -26,12 +27,12 @@ Network = Callable[[Tensor], Tensor] | TransformerKernels  # the first: history 
 
 @dataclass(slots=True)
 class Questions:
-    """How often a predictor could have been asked, was asked, and had answered before its layer came."""
+    """How often the host could have asked a predictor, asked it, and was answered before its layer came."""
 
     possible: int = 0
     asked: int = 0
     in_time: int = 0
-    seconds: float | None = None  # what one takes on the device when nothing else runs; None: no graph was made yet
+    seconds: float | None = None  # what one takes on the device when nothing else runs; None: nobody was asked yet
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,7 +146,8 @@ def captured(ask: Callable[[], object], stream: torch.cuda.Stream, pool: Any = N
     with torch.cuda.stream(stream):
         ask()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+    capture = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
+    with without_collection(), capture:
         ask()
     return graph
 

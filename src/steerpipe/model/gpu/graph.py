@@ -4,9 +4,7 @@ A graph holds addresses, so everything that it reads or writes lies in buffers t
 from step to step travels in one copy, with which it begins. Legend: R rows, L MoE layers, k experts per row.
 """
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +16,7 @@ from torch import Tensor
 from steerpipe.core.blocks import BlockSource
 from steerpipe.model.gpu.branches import Branch, Branches, Predictor
 from steerpipe.model.gpu.clock import Clock
+from steerpipe.model.gpu.collection import without_collection
 from steerpipe.model.gpu.direct import Follower, ReadThrough
 from steerpipe.model.gpu.experts import Direct
 from steerpipe.model.gpu.inputs import StepInputs
@@ -180,7 +179,7 @@ class StepGraphs:
 
     def _replay_served(self, queue: Callable[[], None], branch: Branch | None, *, rests: bool) -> None:
         """From the replay to the last layer's service nothing may wait for the device: it may be waiting for us."""
-        with _without_collection():
+        with without_collection():
             try:
                 self._source.begin()
                 queue()
@@ -249,7 +248,7 @@ class StepGraphs:
         graph = torch.cuda.CUDAGraph()
         # threads that read or copy experts go on meanwhile: their calls are not ours to forbid
         capture = torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local")
-        with _without_collection(), capture:
+        with without_collection(), capture:
             logits = self._queue(step, kind, experts)
         return _Captured(graph, logits)
 
@@ -277,15 +276,3 @@ def _finished() -> bool:
 
 def _wait() -> None:
     torch.cuda.current_stream().synchronize()
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """A source that is collected waits for the device: never while the device waits for us, nor inside a capture."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -14,6 +14,7 @@ from torch import Tensor
 from steerpipe.kernels.foretell import Asked, Correction, HeadInputs, foretell, look
 from steerpipe.kernels.history import Kept, TransformerKernels
 from steerpipe.kernels.linear import row_linear
+from steerpipe.model.gpu.apart import Questions, question_seconds
 from steerpipe.model.gpu.fetching import NAMED, Fetching
 from steerpipe.model.gpu.mailbox import INDEX, Mailbox
 from steerpipe.model.gpu.rows import Step
@@ -54,7 +55,7 @@ class History:
 
     networks: tuple[TransformerKernels, ...]
     ahead: int = 2
-    seconds: float | None = None  # what a question takes on the device when nothing else runs; None: nobody knows
+    questions: Questions = field(default_factory=Questions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,8 @@ class Tap:
             ]
         if self.device.type == "cuda":
             self._stream = torch.cuda.Stream(self.device, priority=PRIORITY)
+            if history is not None and history.questions.seconds is None:
+                history.questions.seconds = question_seconds(history.networks[-1], layers, self.device)
 
     def decides(self, order: int) -> bool:
         """Whether that layer computes what was named for it."""
