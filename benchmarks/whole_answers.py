@@ -4,8 +4,8 @@
 
 It answers one prompt with one seed, again and again, so every answer decodes the same tokens. The first answers end the
 trial; then the pipeline's own switch turns what the trial chose off and on, and the order changes from pair to pair:
-two pipelines of one process differ by more than is to be measured. So many pairs are asked that no other trial comes
-between; where the first one chose nobody there is nothing to compare. Times are those that an answer reports: sampling,
+two pipelines of one process differ by more than is to be measured. No more pairs are asked than come before the next
+trial; where the first one chose nobody there is nothing to compare. Times are those that an answer reports: sampling,
 detokenising and the engine's own work are in them. At the end a second pipeline with the same settings says what it
 begins by. Without a model a made-up one is written (4.4 GB): eight layers of 32 experts of Qwen1.5-MoE's size, and
 lookahead by its own routers.
