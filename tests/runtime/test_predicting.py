@@ -13,7 +13,7 @@ from steerpipe.core.timeline import Span, Timeline
 from steerpipe.predict.scorecard import Score, Scorecard
 from steerpipe.predict.trials import Trials, Verdict
 from steerpipe.runtime.predicting import Choice, PredictingDecoder, Speaker
-from steerpipe.runtime.prediction import Prediction
+from steerpipe.runtime.prediction import Prediction, score_json
 from steerpipe.runtime.prediction_state import prediction_state
 from steerpipe.runtime.timeline_gpu import RecordingDecoder
 
@@ -146,7 +146,15 @@ def test_clients_see_one_format_wherever_it_was_counted() -> None:
     assert said["beside"] == state.beside == made.lines()[0] == "c"
     own = said["scores"]["heads, 1 ahead"]
     assert own["missing"] == 12 and own["recall_on_misses"] == 8 / 12 and own["precision"] == 6 / 8
-    assert own["layers"] == {"missing": [4, 8], "foreseen": [2, 6], "sent": [4, 4], "used": [2, 4]}
+    assert own["layers"] == {
+        "missing": [4, 8], "foreseen": [2, 6], "sent": [4, 4], "used": [2, 4], "useful_bytes": [20, 0],
+        "late_bytes": [0, 40], "wasted_bytes": [20, 0], "stall_hidden_ms": [None, None],
+    }  # fmt: skip
+    assert (own["useful_bytes"], own["late_bytes"], own["wasted_bytes"], own["stall_hidden_ms"]) == (20, 40, 20, None)
+    timed = score_json(dict(state.scores)["heads, 1 ahead"], state.layers[0], 10.0, 5e-3)
+    assert timed["stall_hidden_ms"] == 10.0 and timed["layers"]["stall_hidden_ms"] == [10.0, 0.0]
+    blind = score_json(Score(decisions=2, routed=8, named=6), [Score(1, 4, 3)], 10.0, 5e-3)
+    assert blind["useful_bytes"] is blind["stall_hidden_ms"] is blind["layers"]["wasted_bytes"][0] is None
     assert dict(state.scores)["heads, 1 ahead"] == Score(6, 24, 18, 12, 8, 8, 6, 2)
 
 

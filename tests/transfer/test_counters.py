@@ -50,3 +50,8 @@ def test_counters_are_json_and_an_empty_interval_is_zero() -> None:
         assert 0 < counts.disk_seconds <= counts.link_seconds <= counts.seconds
         assert source.rate.bytes_per_second > 0
     assert LadderCounters().utilisation == 0.0
+
+
+def test_what_a_miss_waits_is_known_where_misses_wait() -> None:
+    assert LadderCounters(misses=4, stall_seconds=2.0).miss_seconds == 0.5
+    assert LadderCounters(stall_seconds=2.0).miss_seconds is LadderCounters(misses=4).miss_seconds is None

@@ -31,6 +31,16 @@ class Score:
         return type(self)(*(getattr(self, f.name) - getattr(before, f.name) for f in fields(self)))
 
     @property
+    def late(self) -> int:
+        """Still on their way when their layer came."""
+        return self.used - self.ready
+
+    @property
+    def wasted(self) -> int:
+        """Sent for nobody; of some only a part had moved."""
+        return self.sent - self.used
+
+    @property
     def recall(self) -> float:
         return self.named / self.routed if self.routed else 0.0
 

@@ -137,9 +137,8 @@ class Prediction:
     past: Verdict | None = None  # of an earlier run, by which this one began
     standing: Callable[[], str | None] = lambda: None  # what there is to say before the first verdict
     eviction: Callable[[], str | None] = lambda: None  # of a policy that is measured as well
-    beside: Callable[[], str | None] = lambda: (
-        None
-    )  # of a network of routing history, which takes part of a layer's time
+    beside: Callable[[], str | None] = lambda: None  # of a network of routing history, beside layers
+    miss_seconds: Callable[[], float | None] = lambda: None  # what a miss waits, on average; None: nobody knows
 
     def line(self) -> str | None:
         """What is to be said about it, if there is anything."""
@@ -168,19 +167,46 @@ class Prediction:
             "trial": verdict and {"seconds_per_token": dict(zip(verdict.names, verdict.seconds, strict=True))},
             "eviction": self.eviction(),
             "beside": self.beside(),
-            "scores": {name: score_json(card.total(name), card.layers(name)) for name in card.names},
+            "scores": {
+                name: score_json(card.total(name), card.layers(name), self.block_bytes, self.miss_seconds())
+                for name in card.names
+            },
         }
 
 
-def score_json(total: Score, layers: Sequence[Score]) -> dict[str, Any]:
-    """`layers`: what was missing, named and sent for, by layer, in the model's order."""
+def score_json(
+    total: Score, layers: Sequence[Score], block_bytes: float, miss_seconds: float | None
+) -> dict[str, Any]:  # fmt: skip
+    """`layers`: the same in the model's order. `miss_seconds`: see `Prediction`.
+
+    Bytes are of whole blocks: what was cut on its way is wasted in full. The stall that was hidden is estimated, too
+    low: who was there in time would have waited as a miss does, and what late ones have hidden is not counted. Null
+    where it is not known what was missing.
+    """
     told = ("missing", "foreseen", "sent", "used")
+    known = total.missing > 0
+    of_bytes = {"useful_bytes": "ready", "late_bytes": "late", "wasted_bytes": "wasted"}
+
+    def worth(score: Score) -> dict[str, float | None]:
+        found: dict[str, float | None] = {
+            name: round(getattr(score, of) * block_bytes) if known else None for name, of in of_bytes.items()
+        }
+        hidden = None if miss_seconds is None or not known else round(score.ready * miss_seconds * 1e3, 3)
+        return found | {"stall_hidden_ms": hidden}
+
+    by_layer = [{name: getattr(each, name) for name in told} | worth(each) for each in layers]
     shares = {
         "recall": total.recall,
         "recall_on_misses": total.recall_on_misses if total.missing else None,
         "precision": total.precision if total.sent else None,
     }
-    return asdict(total) | shares | {"layers": {name: [getattr(each, name) for each in layers] for name in told}}
+    columns = by_layer[0] if by_layer else told
+    return (
+        asdict(total)
+        | shares
+        | worth(total)
+        | {"layers": {name: [each[name] for each in by_layer] for name in columns}}
+    )
 
 
 def predict_on_ladder(
@@ -202,5 +228,6 @@ def predict_on_ladder(
             trials=trials, report=made.verdicts.append, past=past,
         )  # fmt: skip
         made.steering, made.past, made.standing = steering, steering.past, steering.standing
+        made.miss_seconds = lambda: source.counters().miss_seconds
         made.taps.append(steering)
     return made

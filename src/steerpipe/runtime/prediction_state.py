@@ -30,6 +30,7 @@ class PredictionState:
     scores: tuple[tuple[str, Score], ...]  # by predictor
     layers: tuple[tuple[Score, ...], ...]  # of each of them, by layer
     block_bytes: float  # of an expert, on average
+    miss_seconds: float | None  # what one waits, on average; None: nobody knows
 
     def guessed(self, counters: LadderCounters) -> GuessedBytes:
         """What was cut on its way counts as it was moved, the rest by whole blocks."""
@@ -57,4 +58,5 @@ def prediction_state(prediction: Prediction | None) -> PredictionState | None:
         scores=tuple((name, card.total(name)) for name in card.names),
         layers=tuple(tuple(card.layers(name)) for name in card.names),
         block_bytes=prediction.block_bytes,
+        miss_seconds=prediction.miss_seconds(),
     )

@@ -109,7 +109,10 @@ def prediction_json(observed: Observed | None) -> dict[str, Any]:
     state = None if observed is None else observed.prediction
     if observed is None or state is None:
         return {"available": False, "on": False}
-    scores = {name: score_json(own, by) for (name, own), by in zip(state.scores, state.layers, strict=True)}
+    scores = {
+        name: score_json(own, by, state.block_bytes, state.miss_seconds)
+        for (name, own), by in zip(state.scores, state.layers, strict=True)
+    }
     return {
         "available": True,
         "on": state.on,

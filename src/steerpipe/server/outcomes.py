@@ -112,9 +112,9 @@ def experts_json(counters: LadderCounters | None) -> dict[str, Any] | None:
 def saved_ms(counters: LadderCounters) -> float | None:
     """An estimate: every guess that was there in time would have waited as long as a miss did, on average, meanwhile.
 
-    Null where nothing was missing: then nobody knows what a miss costs.
+    Null where nobody knows what a miss costs.
     """
-    if not counters.misses:
+    if counters.miss_seconds is None:
         return None
     guessed = counters.prefetch.hits + counters.draft.hits
-    return round(guessed * counters.stall_seconds / counters.misses * 1e3, 3)
+    return round(guessed * counters.miss_seconds * 1e3, 3)

@@ -66,6 +66,11 @@ class LadderCounters:
         """Share of the time in which the link had something to do."""
         return self.link_seconds / self.seconds if self.seconds else 0.0
 
+    @property
+    def miss_seconds(self) -> float | None:
+        """What a miss waited, on average; None: nothing was missing, or it waited where no host sees it."""
+        return self.stall_seconds / self.misses if self.misses and self.stall_seconds else None
+
     def as_json(self) -> dict[str, Any]:
         """All of it, the sums over the reasons and the link's utilisation included."""
         sums = {"hits": self.hits, "late": self.late, "read_bytes": self.read_bytes, "utilisation": self.utilisation}
