@@ -68,7 +68,7 @@ def replayed(found: dict[str, Any], file: ForecastFile) -> list[dict[str, Any]]:
         for number, (term, machine) in enumerate(terms(share, recording, own, found, predicts=bool(row.said))):
             report = one_row(row, machine, recording, file, found, said_least=LEAST_PROBABILITY if number else 0.0)
             line.setdefault("ms", {})[term] = round(report.tpot_mean_seconds * 1e3, 4)
-        lines.append(line | report.as_json())
+        lines.append(line | report.as_json() | {"chunk_bytes": machine.chunk_bytes})
         print(f"{share:5.1%} {name:40} " + ", ".join(f"{term} {ms:.3f}" for term, ms in line["ms"].items()), flush=True)
     return lines
 

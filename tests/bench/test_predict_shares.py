@@ -91,7 +91,8 @@ def test_a_file_that_cannot_be_written_stays_what_it_was(tmp_path: Path, monkeyp
             fill_in(forecasts, file)
     assert file.read_text() == whole and len(list(tmp_path.iterdir())) == 2
     fill_in(forecasts, file)
-    assert json.loads(file.read_text())["replayed"][0]["row"] == "LFRU"
+    (replayed,) = json.loads(file.read_text())["replayed"]
+    assert (replayed["row"], replayed["chunk_bytes"]) == ("LFRU", 1 << 20)
 
 
 def test_rounds_that_are_drawn_anew_say_how_far_a_share_may_lie_from_what_was_measured() -> None:
