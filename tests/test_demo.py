@@ -30,7 +30,7 @@ def one_line(result: Result) -> str:
 def ways_give(monkeypatch: pytest.MonkeyPatch, *checks: ways.WayCheck) -> None:
     """These, and those that they do not name as they should be."""
     named = {check.name: check for check in (*(replace(LRU, name=way.name) for way in ways.WAYS), *checks)}
-    monkeypatch.setattr(show, "run_ways", lambda _: ways.Contest("Yes.", 4, 1e6, tuple(named.values())))
+    monkeypatch.setattr(show, "run_ways", lambda _: ways.Contest("Yes.", 4, 4, 1e6, tuple(named.values())))
 
 
 @pytest.fixture
@@ -70,8 +70,15 @@ def test_the_pace_is_that_of_qwen_over_pcie_4() -> None:
     assert pytest.approx(6.92, abs=0.01) == ways.LAYERS_PER_BLOCK
     names = [way.name for way in ways.WAYS]
     assert names == ["on demand", "LRU", "LFRU", "predicted"]
-    contest = ways.Contest("Yes.", 4, 1e6, (LRU,))
+    contest = ways.Contest("Yes.", 4, 4, 1e6, (LRU,))
     assert "Qwen1.5-MoE in bf16 over PCIe 4" in str(ways.ways_table(contest).caption)
+
+
+def test_it_is_said_where_a_part_of_the_answer_was_timed() -> None:
+    whole, part = (ways.ways_table(ways.Contest("Yes.", 16, tokens, 1e6, (LRU,))).title for tokens in (16, 13))
+    assert str(whole).startswith("One answer, its 16 tokens,") and str(part).startswith(
+        "One answer, 13 of its 16 tokens,"
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,7 +87,7 @@ def test_the_pace_is_that_of_qwen_over_pcie_4() -> None:
 def test_what_prediction_is_worth_is_said_as_it_is(predicted_ms: float, said: str) -> None:
     checks = [replace(LRU, name=way.name) for way in ways.WAYS[:-1]]
     predicted = replace(LRU, name="predicted", paced=ways.Speed(predicted_ms, 1.0), unpaced=ways.Speed(9.0, 1.0))
-    line = ways.gain_line(ways.Contest("Yes.", 4, 1e6, (*checks, predicted)))
+    line = ways.gain_line(ways.Contest("Yes.", 4, 4, 1e6, (*checks, predicted)))
     assert said in line and f"{predicted_ms:.0f} with prediction" in line and " 9 " not in line
 
 

@@ -131,10 +131,12 @@ def test_bytes_that_are_not_utf_8_are_sent_as_a_mark(terminal: Terminal) -> None
 def test_where_the_context_is_full_a_new_conversation_is_offered_and_begun(tmp_path: Path) -> None:
     terminal = start(tmp_path, "--max-tokens", "4", "--max-context", "160", "--no-drafts")
     terminal.wait_for("drafts are off")
-    for _ in range(3):
+    for _ in range(12):
         terminal.type("Do you like dogs, cats, and all the other animals?\r")
         if "/new" in terminal.wait_until(" · length| · stop|/new forgets the conversation"):
             break
+    else:
+        pytest.fail("the context of 160 tokens was never full")
     terminal.type("/new\r")
     terminal.wait_for("a new conversation")
     terminal.type("Do you like dogs?\r")

@@ -4,7 +4,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from steerpipe.core.ids import ExpertId
@@ -67,6 +67,7 @@ def test_uses_at_once_count_as_uses_one_by_one(name: str) -> None:
     st.lists(st.tuples(st.integers(0, COUNT - 1), st.integers(0, 3), st.booleans()), max_size=60),
     st.sampled_from(["lru", "lfru"]),
 )
+@example([(number, 0, False) for number in (0, 9, 0, 0, 1, 2, 3)] + [(8, 1, False)], "lfru")  # used, and still the next
 def test_nominating_changes_no_decision(steps: list[tuple[int, int, bool]], name: str) -> None:
     plain, ahead = (table_of(5, make_policy(name, COUNT)) for _ in range(2))
     for now, (number, count, use_only) in enumerate(steps):

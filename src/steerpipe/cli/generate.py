@@ -60,7 +60,7 @@ def generate(
     cover: options.Cover = None,
     predict: Predict = None,
     profile: options.Profile = None,
-    cache_dir: Annotated[str | None, typer.Option(help="where packs of checkpoints are kept")] = None,
+    cache_dir: options.CacheDir = None,
     timeline: Annotated[
         Path | None, typer.Option(help="write compute, copies and waits as a trace for Perfetto or Chrome")
     ] = None,

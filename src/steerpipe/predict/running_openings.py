@@ -91,18 +91,7 @@ class RunningOpenings:
             with np.load(BytesIO(file.read_bytes()), allow_pickle=False) as found:
                 if found["source"].tobytes() == source.encode():
                     made._take(**{name: found[name] for name in found if name != "source"})
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            IndexError,
-            EOFError,
-            RuntimeError,
-            MemoryError,
-            zipfile.BadZipFile,
-            zlib.error,
-        ):
+        except _NO_FILE:
             return cls(layers, experts)
         return made
 

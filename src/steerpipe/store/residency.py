@@ -195,13 +195,13 @@ class SlotTable:
     def touch(self, expert: ExpertId, now: float) -> None:
         """Tells the policy of a use. Any state: what was evicted keeps its past."""
         number = self._numbers[expert]
-        self._nominees.pop(number, None)
+        self._ask_behind(number)
         self._policy.touch(number, now)
 
     def touch_many(self, numbers: Sequence[int], now: float) -> None:
         """As `touch`, by numbers, all different."""
         for number in numbers:
-            self._nominees.pop(number, None)
+            self._ask_behind(number)
         self._policy.touch_many(numbers, now)
 
     def nominate(self, count: int, now: float) -> None:
@@ -261,6 +261,12 @@ class SlotTable:
             among = among.copy()
             among[slice(sparing.start, sparing.stop) if isinstance(sparing, range) else list(sparing)] = False
         return self._victim(now, among, strict=strict)
+
+    def _ask_behind(self, number: int) -> None:
+        """A nominee was used: it may be the next to go all the same, or go behind others. Those before it stay."""
+        if number in self._nominees:
+            while self._nominees.popitem()[0] != number:
+                pass
 
     def _rest(self, held: _Held) -> None:
         """READY and unpinned from now on."""
